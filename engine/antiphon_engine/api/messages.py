@@ -1,0 +1,250 @@
+"""Messages that cross the boundary between the front end and the engine process.
+
+Frozen values, encoded with msgspec (MessagePack). Token ids and other per-token lists travel as
+little-endian arrays in `bytes`, so that no object per token is built on either side.
+"""
+
+import enum
+
+import msgspec
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A value that crosses the boundary; its tag is the class's name."""
+
+
+class FinishReason(enum.IntEnum):
+    """Why an output ended, as the engine knows it."""
+
+    END_ID = 1
+    STOP_ID = 2
+    MAX_OUTPUT_TOKENS = 3
+    CONTEXT_FULL = 4
+    CANCELLED = 5
+    FINISHED_BY_CALLER = 6
+
+
+class SamplingParams(_Message):
+    """How tokens are drawn: every value resolved and checked. Ranges as in the contract."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int = 0
+    """0 keeps all."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    seed: int
+    """0 to 2**64 - 1; with the output's index it decides every draw."""
+
+
+class StopParams(_Message):
+    """When the engine ends an output by itself."""
+
+    max_output_tokens: int
+    """At least 1; prompt and this fit the context."""
+    min_output_tokens: int = 0
+    """No end or stop id is drawn before this many output tokens."""
+    end_ids: tuple[int, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+
+
+class Scope(_Message):
+    """Within what requests share cached prefixes."""
+
+    tenant: str = ""
+    cache_scope: str = ""
+    adapter: str = ""
+
+
+class GenerationRequest(_Message):
+    """A request as the front end asks for it."""
+
+    prompt: bytes
+    """int32 token ids, at least one."""
+    sampling: SamplingParams
+    stop: StopParams
+    num_outputs: int = 1
+    top_logprobs: int | None = None
+    """None: no log-probabilities; 0: the chosen token's only."""
+    scope: Scope = Scope()
+    priority: int = 50
+    traceparent: str = ""
+
+
+# Front end to engine.
+
+
+class Submit(_Message):
+    """Start a request. Answered by StepNews, or by RequestFailed alone."""
+
+    request_id: int
+    request: GenerationRequest
+
+
+class Cancel(_Message):
+    """End all outputs of a request. Unknown or ended: ignored."""
+
+    request_id: int
+
+
+class FinishOutput(_Message):
+    """End one output of which the first `keep_tokens` are wanted (its text met a stop string)."""
+
+    request_id: int
+    output_index: int
+    keep_tokens: int
+
+
+class ReadStats(_Message):
+    """Answered by Answer with a CoreStats."""
+
+    query_id: int
+
+
+class FlushPrefixCache(_Message):
+    """Answered by Answer with the number of blocks forgotten."""
+
+    query_id: int
+
+
+class MatchPrefix(_Message):
+    """Answered by Answer with the number of leading tokens whose KV cache is there."""
+
+    query_id: int
+    scope: Scope
+    tokens: bytes
+
+
+class Shutdown(_Message):
+    """End the process. Running requests are not waited for."""
+
+
+# Engine to front end.
+
+
+class CoreStats(_Message):
+    """The engine's counters; names and meaning as in the contract's EngineStats."""
+
+    step: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_paused: int = 0
+    num_blocks: int = 0
+    num_blocks_used: int = 0
+    num_blocks_cached: int = 0
+    num_blocks_free: int = 0
+    num_prefilled_tokens_total: int = 0
+    num_reused_tokens_total: int = 0
+    num_generated_tokens_total: int = 0
+    num_preemptions_total: int = 0
+    num_evictions_total: int = 0
+    num_finished_total: dict[str, int] = {}
+    step_time_ns: int = 0
+    schedule_time_ns: int = 0
+
+
+class LoadProgress(_Message):
+    """How far start-up is, for people who wait."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
+class Ready(_Message):
+    """The model is loaded; requests may come. Facts that only the engine knows."""
+
+    architecture: str
+    device: str
+    dtype: str
+    quantization: str
+    vocabulary_size: int
+    """Rows of the output matrix; may exceed the tokenizer's."""
+    context_tokens: int
+    kv_cache_tokens: int
+    block_tokens: int
+    max_rows: int
+    max_step_tokens: int
+    max_top_logprobs: int
+
+
+class LoadFailed(_Message):
+    """The engine can't start; `message` is one clear line. The process ends."""
+
+    message: str
+
+
+class Started(_Message):
+    """A request's first step ran."""
+
+    request_id: int
+    cached_prompt_tokens: int
+    step_start_ns: int
+    """CLOCK_MONOTONIC."""
+
+
+class OutputEnded(_Message):
+    """An output's last token came in this step, or it was ended from outside."""
+
+    request_id: int
+    output_index: int
+    reason: FinishReason
+    num_tokens: int
+    num_steps: int
+    num_preemptions: int = 0
+
+
+class TokenLogprobs(_Message):
+    """Log-probabilities of one row's new token: the chosen one, then the likeliest, likeliest first."""
+
+    request_id: int
+    output_index: int
+    chosen: float
+    top_ids: bytes
+    """int32."""
+    top_logprobs: bytes
+    """float32."""
+
+
+class StepNews(_Message):
+    """What one engine step brought, for all requests: row i has one token of one output."""
+
+    step: int
+    start_ns: int
+    end_ns: int
+    request_ids: bytes = b""
+    """uint64 per row."""
+    output_indices: bytes = b""
+    """int32 per row."""
+    token_ids: bytes = b""
+    """int32 per row."""
+    started: list[Started] = []
+    logprobs: list[TokenLogprobs] = []
+    ended: list[OutputEnded] = []
+
+
+class RequestFailed(_Message):
+    """A request ended without an answer; no more news of it comes."""
+
+    request_id: int
+    reason: str
+    """An ErrorReason."""
+    message: str
+    metadata: dict[str, str] = {}
+
+
+class Answer(_Message):
+    """The answer to a query."""
+
+    query_id: int
+    value: int | CoreStats
+
+
+ToEngine = (
+    Submit | Cancel | FinishOutput | ReadStats | FlushPrefixCache | MatchPrefix | Shutdown
+)
+ToFrontEnd = LoadProgress | Ready | LoadFailed | StepNews | RequestFailed | Answer
