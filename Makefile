@@ -29,9 +29,9 @@ check: setup check-protos    ## Lints, type-checks and checks package boundaries
 	$(MAKE) $(NATIVE_BUILD)/.configured
 	find native/src -name '*.cc' | xargs -P2 -n4 $(BIN)/clang-tidy -quiet -p $(NATIVE_BUILD)
 
-check-protos: $(VENV)/.dev    ## Lints the contract and refuses a change that breaks it against main
+check-protos: $(VENV)/.dev    ## Lints the contract and refuses a change that breaks it against the released image
 	cd protos && ../$(BIN)/buf lint && ../$(BIN)/buf format --diff --exit-code
-	$(BIN)/buf breaking protos --against '.git#ref=HEAD,subdir=protos'
+	cd protos && ../$(BIN)/buf breaking --against released.binpb
 
 format: $(VENV)/.dev    ## Rewrites the sources in the project's style
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format . && $(BIN)/buf format -w protos
