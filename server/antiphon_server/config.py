@@ -1,0 +1,110 @@
+"""The server's settings: one tree of frozen dataclasses.
+
+The string under each field is its help text. `settings.load_config` fills the tree and checks it;
+nothing else reads files or the environment.
+"""
+
+from dataclasses import dataclass, field
+
+from antiphon_engine.api.config import EngineConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """What is served."""
+
+    source: str = "demo"
+    """A checkpoint directory, a GGUF file, a hub id, or demo, the default model."""
+    name: str = ""
+    """What follows `models/` in the model's name; empty: from the source."""
+    chat_template: str = ""
+    """A file with a chat template in place of the checkpoint's; empty: the checkpoint's."""
+    cache_dir: str = ""
+    """Where downloaded and converted models are kept; empty: the user's cache folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Ports and transport."""
+
+    listen: str = "127.0.0.1:50051"
+    """Where clients connect: HOST:PORT, [::]:PORT or unix:PATH."""
+    admin_listen: str = "127.0.0.1:50052"
+    """Where those who run the server connect."""
+    insecure: bool = False
+    """Allows to listen beyond this machine although anyone who reaches the port may use it."""
+    max_message_bytes: int = 16 << 20
+    """The largest message taken in."""
+    max_connections: int = 1024
+    """Connections to a port at a time; further ones are closed."""
+    max_streams: int = 1024
+    """Calls of a connection at a time; further ones wait in the client."""
+    keepalive_interval_s: float = 30.0
+    """How often a silent client is pinged."""
+    keepalive_timeout_s: float = 10.0
+    """How long a ping may stay unanswered before the connection counts as dead."""
+    min_ping_interval_s: float = 10.0
+    """How often clients may ping, also without calls."""
+    drain_limit_s: float = 30.0
+    """How long running calls may go on once the server is told to stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    """Where sessions are kept."""
+
+    path: str = ""
+    """The SQLite file; empty: antiphon/sessions.db in the user's state folder."""
+    synchronous: str = "full"
+    """full: what was told survives a power cut; normal: it survives a crash of the server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionsConfig:
+    """How sessions are held."""
+
+    idle_ttl_s: float = 7 * 86400.0
+    """A session is deleted this long after its last turn, where it sets no idle_ttl of its own."""
+    max_sessions: int = 10_000
+    """The most sessions of a tenant."""
+    max_queued_turns: int = 16
+    """The most turns that wait in a session."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsConfig:
+    """What requests may ask."""
+
+    max_outputs: int = 16
+    """The most outputs of a request."""
+    max_queued_requests: int = 256
+    """The most requests that wait for the engine; further ones are refused, to be tried again."""
+    template_time_limit_s: float = 2.0
+    """How long a chat template may take over one prompt."""
+    offload_threads: int = 2
+    """Threads for text work: rendering, encoding, large answers."""
+    max_offloaded_jobs: int = 1024
+    """The most pieces of text work that wait; further requests are refused, to be tried again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggingConfig:
+    """The server's own log, on standard error. What users say is never in it."""
+
+    level: str = "info"
+    """The least level logged: debug, info, warning or error."""
+    format: str = "console"
+    """console: for people; json: one object a line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All settings."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
+    sessions: SessionsConfig = field(default_factory=SessionsConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)

@@ -1,0 +1,88 @@
+"""What each setting may be: the one place where their ranges and choices stand."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from antiphon_engine.api.errors import StartupError
+
+Value = bool | int | float | str
+"""What a setting holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The numbers from `low` to `high`, both included."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of a few words."""
+
+    words: tuple[str, ...]
+
+
+_COUNT = Range(1, 1_000_000)
+_TOKENS = Range(0, 1 << 31)
+_BYTES = Range(0, 1 << 50)
+_DELAY = Range(0.001, 86400)
+
+RULES: Final[Mapping[str, Range | Choice]] = {
+    "server.max_message_bytes": Range(64 << 10, 256 << 20),
+    "server.max_connections": _COUNT,
+    "server.max_streams": _COUNT,
+    "server.keepalive_interval_s": Range(1, 86400),
+    "server.keepalive_timeout_s": _DELAY,
+    "server.min_ping_interval_s": _DELAY,
+    "server.drain_limit_s": Range(0, 86400),
+    "store.synchronous": Choice(("full", "normal")),
+    "sessions.idle_ttl_s": Range(1, 3650 * 86400.0),
+    "sessions.max_sessions": _COUNT,
+    "sessions.max_queued_turns": Range(1, 1024),
+    "limits.max_outputs": Range(1, 128),
+    "limits.max_queued_requests": _COUNT,
+    "limits.template_time_limit_s": Range(0.01, 60),
+    "limits.offload_threads": Range(1, 64),
+    "limits.max_offloaded_jobs": _COUNT,
+    "logging.level": Choice(("debug", "info", "warning", "error")),
+    "logging.format": Choice(("console", "json")),
+    "engine.dtype": Choice(("auto", "bfloat16", "float32")),
+    "engine.device": Choice(("cpu",)),
+    "engine.num_threads": Range(0, 1024),
+    "engine.max_context_tokens": _TOKENS,
+    "engine.kv_cache_tokens": _TOKENS,
+    "engine.kv_cache_bytes": _BYTES,
+    "engine.block_tokens": Choice(("8", "16", "32", "64", "128")),
+    "engine.max_rows": Range(1, 4096),
+    "engine.max_step_tokens": Range(1, 1 << 20),
+    "engine.max_requests": _COUNT,
+    "engine.stall_limit_s": _DELAY,
+    "engine.restart_delay_s": _DELAY,
+}
+"""By key. Settings without an entry are switches, or text that is checked where it is used."""
+
+
+def check_value(key: str, value: Value, *, source: str) -> None:
+    """Checks one value against its rule.
+
+    Args:
+        key: `section.name`.
+        value: The value, of the setting's type.
+        source: Where it was set, for the message.
+
+    Raises:
+        StartupError: it is outside; names source, key, value and what is allowed.
+    """
+    rule = RULES.get(key)
+    if isinstance(rule, Choice) and str(value) not in rule.words:
+        allowed = ", ".join(rule.words)
+        raise StartupError(f"{source}: {key} is {value!r}; this release takes: {allowed}")
+    if isinstance(rule, Range):
+        assert not isinstance(value, str)
+        if not rule.low <= value <= rule.high:
+            raise StartupError(
+                f"{source}: {key} is {value!r}; it must be from {rule.low:g} to {rule.high:g}"
+            )
