@@ -8,6 +8,10 @@ from dataclasses import dataclass
 class ErrorReason(enum.StrEnum):
     """The contract's ErrorReason without its prefix; a test keeps the two equal."""
 
+    @staticmethod
+    def _generate_next_value_(name: str, *_: object) -> str:
+        return name
+
     INVALID_FIELD = enum.auto()
     UNSUPPORTED_CONSTRAINT = enum.auto()
     CONSTRAINT_TOO_COMPLEX = enum.auto()
@@ -37,10 +41,6 @@ class ErrorReason(enum.StrEnum):
     BAD_CREDENTIAL = enum.auto()
     CONSTRAINT_VIOLATED = enum.auto()
     INTERNAL = enum.auto()
-
-    @staticmethod
-    def _generate_next_value_(name: str, *_: object) -> str:
-        return name
 
 
 @dataclass(frozen=True, slots=True)
