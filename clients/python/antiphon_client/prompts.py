@@ -1,0 +1,52 @@
+"""Short ways to write the contract's prompts and items."""
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+from antiphon.v1 import types_pb2
+
+Says: TypeAlias = str | types_pb2.Item | Sequence[types_pb2.Item]
+"""What a caller adds to a conversation: text stands for a message of the user's."""
+
+
+def user(text: str) -> types_pb2.Item:
+    """Returns a message of the user's."""
+    return _message(types_pb2.ROLE_USER, text)
+
+
+def assistant(text: str) -> types_pb2.Item:
+    """Returns a message of the model's."""
+    return _message(types_pb2.ROLE_ASSISTANT, text)
+
+
+def system(text: str) -> types_pb2.Item:
+    """Returns instructions."""
+    return _message(types_pb2.ROLE_SYSTEM, text)
+
+
+def items_of(says: Says) -> list[types_pb2.Item]:
+    """Returns the items that `says` stands for."""
+    if isinstance(says, str):
+        return [user(says)]
+    if isinstance(says, types_pb2.Item):
+        return [says]
+    return list(says)
+
+
+def conversation(says: Says) -> types_pb2.Prompt:
+    """Returns a prompt that the model's chat template renders."""
+    return types_pb2.Prompt(conversation=types_pb2.Conversation(items=items_of(says)))
+
+
+def raw_text(text: str, *, allow_special_tokens: bool = False) -> types_pb2.Prompt:
+    """Returns a prompt to continue as it stands."""
+    return types_pb2.Prompt(text=text, allow_special_tokens=allow_special_tokens)
+
+
+def raw_tokens(token_ids: Iterable[int]) -> types_pb2.Prompt:
+    """Returns a prompt of token ids, used as they are."""
+    return types_pb2.Prompt(token_ids=types_pb2.TokenIds(ids=token_ids))
+
+
+def _message(role: "types_pb2.Role.ValueType", text: str) -> types_pb2.Item:
+    return types_pb2.Item(message=types_pb2.ChatMessage(role=role, text=text))
