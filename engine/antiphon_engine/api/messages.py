@@ -24,7 +24,7 @@ class FinishReason(enum.IntEnum):
     FINISHED_BY_CALLER = 6
 
 
-class SamplingParams(_Message):
+class SamplingParams(_Message, frozen=True, kw_only=True):
     """How tokens are drawn: every value resolved and checked. Ranges as in the contract."""
 
     temperature: float = 1.0
@@ -41,7 +41,7 @@ class SamplingParams(_Message):
     """0 to 2**64 - 1; with the output's index it decides every draw."""
 
 
-class StopParams(_Message):
+class StopParams(_Message, frozen=True, kw_only=True):
     """When the engine ends an output by itself."""
 
     max_output_tokens: int
@@ -52,7 +52,7 @@ class StopParams(_Message):
     stop_ids: tuple[int, ...] = ()
 
 
-class Scope(_Message):
+class Scope(_Message, frozen=True, kw_only=True):
     """Within what requests share cached prefixes."""
 
     tenant: str = ""
@@ -60,7 +60,7 @@ class Scope(_Message):
     adapter: str = ""
 
 
-class GenerationRequest(_Message):
+class GenerationRequest(_Message, frozen=True, kw_only=True):
     """A request as the front end asks for it."""
 
     prompt: bytes
@@ -78,20 +78,20 @@ class GenerationRequest(_Message):
 # Front end to engine.
 
 
-class Submit(_Message):
+class Submit(_Message, frozen=True, kw_only=True):
     """Start a request. Answered by StepNews, or by RequestFailed alone."""
 
     request_id: int
     request: GenerationRequest
 
 
-class Cancel(_Message):
+class Cancel(_Message, frozen=True, kw_only=True):
     """End all outputs of a request. Unknown or ended: ignored."""
 
     request_id: int
 
 
-class FinishOutput(_Message):
+class FinishOutput(_Message, frozen=True, kw_only=True):
     """End one output of which the first `keep_tokens` are wanted (its text met a stop string)."""
 
     request_id: int
@@ -99,19 +99,19 @@ class FinishOutput(_Message):
     keep_tokens: int
 
 
-class ReadStats(_Message):
+class ReadStats(_Message, frozen=True, kw_only=True):
     """Answered by Answer with a CoreStats."""
 
     query_id: int
 
 
-class FlushPrefixCache(_Message):
+class FlushPrefixCache(_Message, frozen=True, kw_only=True):
     """Answered by Answer with the number of blocks forgotten."""
 
     query_id: int
 
 
-class MatchPrefix(_Message):
+class MatchPrefix(_Message, frozen=True, kw_only=True):
     """Answered by Answer with the number of leading tokens whose KV cache is there."""
 
     query_id: int
@@ -119,14 +119,14 @@ class MatchPrefix(_Message):
     tokens: bytes
 
 
-class Shutdown(_Message):
+class Shutdown(_Message, frozen=True, kw_only=True):
     """End the process. Running requests are not waited for."""
 
 
 # Engine to front end.
 
 
-class CoreStats(_Message):
+class CoreStats(_Message, frozen=True, kw_only=True):
     """The engine's counters; names and meaning as in the contract's EngineStats."""
 
     step: int = 0
@@ -147,7 +147,7 @@ class CoreStats(_Message):
     schedule_time_ns: int = 0
 
 
-class LoadProgress(_Message):
+class LoadProgress(_Message, frozen=True, kw_only=True):
     """How far start-up is, for people who wait."""
 
     stage: str
@@ -155,7 +155,7 @@ class LoadProgress(_Message):
     total: int = 0
 
 
-class Ready(_Message):
+class Ready(_Message, frozen=True, kw_only=True):
     """The model is loaded; requests may come. Facts that only the engine knows."""
 
     architecture: str
@@ -172,13 +172,13 @@ class Ready(_Message):
     max_top_logprobs: int
 
 
-class LoadFailed(_Message):
+class LoadFailed(_Message, frozen=True, kw_only=True):
     """The engine can't start; `message` is one clear line. The process ends."""
 
     message: str
 
 
-class Started(_Message):
+class Started(_Message, frozen=True, kw_only=True):
     """A request's first step ran."""
 
     request_id: int
@@ -187,7 +187,7 @@ class Started(_Message):
     """CLOCK_MONOTONIC."""
 
 
-class OutputEnded(_Message):
+class OutputEnded(_Message, frozen=True, kw_only=True):
     """An output's last token came in this step, or it was ended from outside."""
 
     request_id: int
@@ -198,8 +198,8 @@ class OutputEnded(_Message):
     num_preemptions: int = 0
 
 
-class TokenLogprobs(_Message):
-    """Log-probabilities of one row's new token: the chosen one, then the likeliest, likeliest first."""
+class TokenLogprobs(_Message, frozen=True, kw_only=True):
+    """Log-probabilities of one row's new token: the chosen one, then the likeliest in order."""
 
     request_id: int
     output_index: int
@@ -210,7 +210,7 @@ class TokenLogprobs(_Message):
     """float32."""
 
 
-class StepNews(_Message):
+class StepNews(_Message, frozen=True, kw_only=True):
     """What one engine step brought, for all requests: row i has one token of one output."""
 
     step: int
@@ -227,7 +227,7 @@ class StepNews(_Message):
     ended: list[OutputEnded] = []
 
 
-class RequestFailed(_Message):
+class RequestFailed(_Message, frozen=True, kw_only=True):
     """A request ended without an answer; no more news of it comes."""
 
     request_id: int
@@ -237,14 +237,12 @@ class RequestFailed(_Message):
     metadata: dict[str, str] = {}
 
 
-class Answer(_Message):
+class Answer(_Message, frozen=True, kw_only=True):
     """The answer to a query."""
 
     query_id: int
     value: int | CoreStats
 
 
-ToEngine = (
-    Submit | Cancel | FinishOutput | ReadStats | FlushPrefixCache | MatchPrefix | Shutdown
-)
+ToEngine = Submit | Cancel | FinishOutput | ReadStats | FlushPrefixCache | MatchPrefix | Shutdown
 ToFrontEnd = LoadProgress | Ready | LoadFailed | StepNews | RequestFailed | Answer
