@@ -1,0 +1,172 @@
+"""Turns a step's logits into tokens.
+
+For each row, in this order: repetition penalty, presence and frequency penalties, bias, the mask of
+end and stop ids before the least output; then the likeliest token where the row is greedy, else
+temperature, min-p, top-k, top-p and a draw. Log-probabilities are those of the raw logits.
+
+Shapes: S sampled rows, V the vocabulary, R some of the rows.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from antiphon_engine import _native
+from antiphon_engine.api.messages import GenerationRequest
+from antiphon_engine.sampling_draw import FLOOR, DrawParams, draw
+from antiphon_engine.sampling_penalties import Penalties, has_penalties
+from antiphon_engine.sampling_tables import SamplingTables
+from antiphon_engine.step_executor import StepBuffers
+
+MAX_TOP_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLogprobs:
+    """Log-probabilities of the R sampled rows that asked for them."""
+
+    rows: NDArray[np.int64]
+    """[R] rows of the step."""
+    chosen: NDArray[np.float32]
+    """[R]"""
+    num_top: NDArray[np.int32]
+    """[R] how many of the likeliest were asked for."""
+    top_ids: NDArray[np.int32]
+    """[R, MAX_TOP_LOGPROBS or the vocabulary], likeliest first."""
+    top: NDArray[np.float32]
+    """As `top_ids`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """What a step drew."""
+
+    tokens: torch.Tensor
+    """[S] int32."""
+    logprobs: RowLogprobs | None
+    """None where no row asked."""
+
+
+def sampling_flags(request: GenerationRequest) -> int:
+    """Returns the bits of the plan's `flags` that tell the sampler what the request's rows need."""
+    flags = 0
+    if request.top_logprobs is not None:
+        flags |= _native.FLAG_LOGPROBS
+    if has_penalties(request.sampling):
+        flags |= _native.FLAG_PENALTIES
+    if request.sampling.logit_bias:
+        flags |= _native.FLAG_BIAS
+    if request.stop.min_output_tokens > 0:
+        flags |= _native.FLAG_MIN_TOKENS
+    return flags
+
+
+class Sampler:
+    """Samples planned rows by the parameters of their slots. Used by the engine's one thread."""
+
+    def __init__(self, *, num_slots: int, vocabulary_size: int) -> None:
+        self._tables = SamplingTables(num_slots=num_slots, vocabulary_size=vocabulary_size)
+        self._penalties = Penalties(num_slots=num_slots, vocabulary_size=vocabulary_size)
+
+    def assign_slot(self, slot: int, request: GenerationRequest, prompt: NDArray[np.int32]) -> None:
+        """Makes `slot` sample for a request that has produced nothing yet."""
+        self._tables.write(
+            slot,
+            sampling=request.sampling,
+            stop=request.stop,
+            top_logprobs=request.top_logprobs or 0,
+        )
+        self._penalties.write(slot, request.sampling, prompt)
+
+    @torch.inference_mode()
+    def sample(self, logits: torch.Tensor, plan: StepBuffers) -> Sampled:
+        """Draws a token for each sampled row of the plan from `logits` [S, V], which it overwrites."""
+        num_rows = int(plan["header"][_native.HEADER_NUM_ROWS])
+        step_rows = np.nonzero(np.diff(plan["sample_indptr"][: num_rows + 1]))[0]
+        assert step_rows.shape[0] == logits.shape[0], "one position of a row is sampled at most"
+        slots, flags = plan["slot"][step_rows], plan["flags"][step_rows]
+        raw_rows, raw_logprobs = self._raw_logprobs(logits, flags)
+        self._process(logits, slots, flags, plan["output_position"][step_rows])
+        tokens = self._choose(logits, slots, plan["uniform"][step_rows])
+        penalised = flags & _native.FLAG_PENALTIES != 0
+        if penalised.any():
+            self._penalties.count(slots[penalised], tokens[penalised])
+        logprobs = None
+        if raw_logprobs is not None:
+            logprobs = self._report(step_rows, raw_rows, raw_logprobs, slots=slots, tokens=tokens)
+        return Sampled(tokens=torch.from_numpy(tokens.astype(np.int32)), logprobs=logprobs)
+
+    def _raw_logprobs(
+        self, logits: torch.Tensor, flags: NDArray[np.uint32]
+    ) -> tuple[NDArray[np.int64], torch.Tensor | None]:
+        rows = np.nonzero(flags & _native.FLAG_LOGPROBS)[0]
+        if not rows.size:
+            return rows, None
+        return rows, torch.log_softmax(logits[torch.from_numpy(rows)], dim=-1)
+
+    def _process(
+        self,
+        logits: torch.Tensor,
+        slots: NDArray[np.int32],
+        flags: NDArray[np.uint32],
+        positions: NDArray[np.int32],
+    ) -> None:
+        """Applies penalties, bias and the mask to `logits` in place."""
+        penalised = np.nonzero(flags & _native.FLAG_PENALTIES)[0]
+        if penalised.size:
+            self._penalties.apply(logits, penalised, slots[penalised])
+        biased = np.nonzero(flags & _native.FLAG_BIAS)[0]
+        if biased.size:
+            index, ids, values = self._tables.bias.read(slots[biased])
+            rows = torch.from_numpy(biased[index])
+            logits[rows, torch.from_numpy(ids)] += torch.from_numpy(values)
+        too_short = positions < self._tables.min_output_tokens[slots]
+        masked = np.nonzero((flags & _native.FLAG_MIN_TOKENS != 0) & too_short)[0]
+        if masked.size:
+            index, ids, _ = self._tables.ends.read(slots[masked])
+            logits[torch.from_numpy(masked[index]), torch.from_numpy(ids)] = FLOOR
+
+    def _choose(
+        self, logits: torch.Tensor, slots: NDArray[np.int32], uniform: NDArray[np.float64]
+    ) -> NDArray[np.int64]:
+        tables = self._tables
+        greedy = tables.greedy[slots]
+        if greedy.all():
+            return logits.argmax(-1).numpy()
+        tokens = np.empty(slots.shape[0], np.int64)
+        greedy_rows, drawn_rows = np.nonzero(greedy)[0], np.nonzero(~greedy)[0]
+        if greedy_rows.size:
+            tokens[greedy_rows] = logits[torch.from_numpy(greedy_rows)].argmax(-1).numpy()
+            logits = logits[torch.from_numpy(drawn_rows)]
+        drawn_slots = slots[drawn_rows]
+        params = DrawParams(
+            temperature=tables.temperature[drawn_slots],
+            top_k=tables.top_k[drawn_slots],
+            top_p=tables.top_p[drawn_slots],
+            min_p=tables.min_p[drawn_slots],
+            uniform=uniform[drawn_rows],
+        )
+        tokens[drawn_rows] = draw(logits, params)
+        return tokens
+
+    def _report(
+        self,
+        step_rows: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        logprobs_rv: torch.Tensor,
+        *,
+        slots: NDArray[np.int32],
+        tokens: NDArray[np.int64],
+    ) -> RowLogprobs:
+        chosen = logprobs_rv.gather(1, torch.from_numpy(tokens[rows])[:, None])[:, 0]
+        # Always as many, so that which of equals is told never depends on what batch mates ask.
+        top = torch.topk(logprobs_rv, min(MAX_TOP_LOGPROBS, logprobs_rv.shape[1]), dim=-1)
+        return RowLogprobs(
+            rows=step_rows[rows],
+            chosen=chosen.numpy(),
+            num_top=self._tables.top_logprobs[slots[rows]],
+            top_ids=top.indices.numpy().astype(np.int32),
+            top=top.values.numpy(),
+        )
