@@ -1,0 +1,214 @@
+"""What holds for every call: its id, its failures as statuses with details, its line in the log."""
+
+import contextlib
+import inspect
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, cast
+
+import grpc
+import structlog
+from google.protobuf.message import Message
+from grpc.aio import ServicerContext
+
+from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_server.offload import Offload
+from antiphon_server.status import CODES, to_rpc_status
+from antiphon_server.validation import check_unknown_fields
+
+REQUEST_ID_KEY: Final = "x-request-id"
+"""The key in a call's trailing metadata under which its id stands, as in the log."""
+
+_DETAILS_KEY: Final = "grpc-status-details-bin"
+_OWN_PREFIX: Final = "/antiphon.v1."
+_LARGE_BYTES: Final = 64 << 10
+"""Walking over a larger request would hold the event loop up."""
+
+Context = ServicerContext[Message, Message]
+Handler = grpc.RpcMethodHandler[Message, Message]
+Requests = Message | AsyncIterator[Message]
+AnswerOnce = Callable[[Requests, Context], Awaitable[Message]]
+AnswerMany = Callable[[Requests, Context], AsyncGenerator[Message, None]]
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps every method of the project's services; those of other packages stay as they are."""
+
+    def __init__(
+        self,
+        *,
+        count_call: Callable[[], AbstractContextManager[None]],
+        offload: Offload,
+        draw_request_id: Callable[[], str],
+    ) -> None:
+        """Sets what all calls share.
+
+        Args:
+            count_call: Makes what is held while a call runs; may refuse it by an AntiphonError.
+            offload: Where large requests are looked through.
+            draw_request_id: Makes the id of a call.
+        """
+        self._count_call = count_call
+        self._offload = offload
+        self._draw_request_id = draw_request_id
+
+    async def intercept_service(  # type: ignore[override]  # Typed for methods of one type only.
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """Returns the method's handler, wrapped."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or not method.startswith(_OWN_PREFIX):
+            return handler
+        wrapped = _Method(
+            name=method.removeprefix(_OWN_PREFIX),
+            count_call=self._count_call,
+            offload=self._offload,
+            draw_request_id=self._draw_request_id,
+        )
+        return wrapped.wrap(handler)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Method:
+    """One method on the way to its handler."""
+
+    name: str
+    """Service/Method."""
+    count_call: Callable[[], AbstractContextManager[None]]
+    offload: Offload
+    draw_request_id: Callable[[], str]
+
+    def wrap(self, handler: Handler) -> Handler:
+        """Returns a handler of the same kind that runs the given one inside a call."""
+        behavior = (
+            handler.unary_unary
+            or handler.unary_stream
+            or handler.stream_unary
+            or handler.stream_stream
+        )
+        # Methods that a service doesn't have are the generated ones, which are plain functions.
+        if inspect.isasyncgenfunction(behavior):
+            wrapped: AnswerOnce | AnswerMany = self._generate(cast("AnswerMany", behavior))
+        elif inspect.iscoroutinefunction(behavior):
+            wrapped = self._answer(cast("AnswerOnce", behavior))
+        else:
+            wrapped = self._answer(self._refuse)
+        make = {
+            (False, False): grpc.unary_unary_rpc_method_handler,
+            (False, True): grpc.unary_stream_rpc_method_handler,
+            (True, False): grpc.stream_unary_rpc_method_handler,
+            (True, True): grpc.stream_stream_rpc_method_handler,
+        }[handler.request_streaming, handler.response_streaming]
+        made: Handler = make(wrapped, handler.request_deserializer, handler.response_serializer)
+        return made
+
+    def _answer(self, behavior: AnswerOnce) -> AnswerOnce:
+        """Wraps handlers that return their answer, or write their answers to the context."""
+
+        async def answer(request: Requests, context: Context) -> Message:
+            async with self._call(context):
+                await self._check(request)
+                return await behavior(request, context)
+
+        return answer
+
+    def _generate(self, behavior: AnswerMany) -> AnswerMany:
+        """Wraps handlers that yield their answers."""
+
+        async def generate(request: Requests, context: Context) -> AsyncGenerator[Message, None]:
+            async with self._call(context):
+                await self._check(request)
+                # Closed here and now, so that a cancelled call lets go at once of what it holds.
+                async with contextlib.aclosing(behavior(request, context)) as answers:
+                    async for response in answers:
+                        yield response
+
+        return generate
+
+    async def _refuse(self, request: Requests, context: Context) -> Message:
+        raise AntiphonError(
+            ErrorReason.UNSUPPORTED_FEATURE,
+            f"this release has no {self.name.replace('/', '.')}",
+            metadata={"capability": self.name.replace("/", ".")},
+        )
+
+    async def _check(self, request: Requests) -> None:
+        """Refuses a request with fields that this server does not know.
+
+        Frames of a stream are checked where they are handled, so that one is refused without the
+        others.
+        """
+        if not isinstance(request, Message):
+            return
+        if request.ByteSize() > _LARGE_BYTES:
+            await self.offload.run(check_unknown_fields, request, "")
+        else:
+            check_unknown_fields(request, "")
+
+    def _call(self, context: Context) -> "_Call":
+        return _Call(self.name, context, self.draw_request_id(), self.count_call())
+
+
+class _Call:
+    """One call while it runs: turns what is raised inside into its status."""
+
+    def __init__(
+        self, method: str, context: Context, request_id: str, counted: AbstractContextManager[None]
+    ) -> None:
+        self._context = context
+        self._request_id = request_id
+        self._counted = counted
+        self._log = structlog.get_logger().bind(request_id=request_id, method=method)
+        self._start_s = time.monotonic()
+
+    async def __aenter__(self) -> None:
+        # The call has a task of its own, so what is bound here ends with it.
+        structlog.contextvars.bind_contextvars(request_id=self._request_id)
+        self._context.set_trailing_metadata(((REQUEST_ID_KEY, self._request_id),))
+        try:
+            self._counted.__enter__()
+        except AntiphonError as error:
+            await self._abort(error)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._counted.__exit__(None, None, None)
+        if isinstance(error, AntiphonError):
+            await self._abort(error)
+        # A call that was cancelled or aborted comes in several shapes; all of them pass.
+        elif isinstance(error, Exception) and not _is_transport_error(error):
+            self._log.error("call failed", exc_info=error)
+            await self._abort(
+                AntiphonError(
+                    ErrorReason.INTERNAL,
+                    f"an internal error; the server's log tells more under {self._request_id}",
+                )
+            )
+        elif error is None:
+            self._log.debug("call ended", duration_s=self._duration_s())
+
+    async def _abort(self, error: AntiphonError) -> None:
+        status = to_rpc_status(error, self._request_id)
+        self._log.info("call refused", reason=error.reason.value, duration_s=self._duration_s())
+        await self._context.abort(
+            CODES[error.reason],
+            status.message,
+            ((_DETAILS_KEY, status.SerializeToString()), (REQUEST_ID_KEY, self._request_id)),
+        )
+
+    def _duration_s(self) -> float:
+        return round(time.monotonic() - self._start_s, 6)
+
+
+def _is_transport_error(error: Exception) -> bool:
+    return isinstance(error, grpc.aio.BaseError) and not isinstance(error, grpc.aio.UsageError)

@@ -1,0 +1,173 @@
+"""AdminService: looks into the server, for those who run it."""
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from antiphon.v1 import admin_pb2, admin_pb2_grpc
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+from grpc.aio import ServicerContext
+
+from antiphon_engine.api.errors import AntiphonError, ErrorReason, FieldViolation, InvalidRequest
+from antiphon_engine.api.handle import EngineState
+from antiphon_server.served_model import ServedModel
+from antiphon_server.served_models import find_model
+from antiphon_server.supervision import Supervision
+
+MIN_INTERVAL_S: Final = 0.01
+DEFAULT_INTERVAL_S: Final = 1.0
+MAX_INTERVAL_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFacts:
+    """What the server knows of itself."""
+
+    version: str
+    start_time: datetime
+    settings: Mapping[str, str]
+
+
+class AdminService(admin_pb2_grpc.AdminServiceServicer):
+    """Answers from the engine's counters and the server's own facts."""
+
+    def __init__(
+        self,
+        models: Mapping[str, ServedModel],
+        supervision: Supervision,
+        *,
+        facts: ServerFacts,
+        count_sessions: Callable[[], int],
+        now: Callable[[], datetime],
+    ) -> None:
+        """Sets what it looks at.
+
+        Args:
+            models: By name.
+            supervision: What knows whether the server drains.
+            facts: What GetServerInfo tells.
+            count_sessions: How many sessions are open.
+            now: The wall clock, in UTC.
+        """
+        self._models = models
+        self._supervision = supervision
+        self._facts = facts
+        self._count_sessions = count_sessions
+        self._now = now
+        self._engine_start_times = {name: now() for name in models}
+        for name, model in models.items():
+            model.engine.on_state_change(functools.partial(self._note_start, name))
+
+    async def GetServerInfo(
+        self,
+        request: admin_pb2.GetServerInfoRequest,
+        context: ServicerContext[admin_pb2.GetServerInfoRequest, admin_pb2.ServerInfo],
+    ) -> admin_pb2.ServerInfo:
+        """Returns the release, the settings in force and whether the server drains."""
+        return admin_pb2.ServerInfo(
+            version=self._facts.version,
+            start_time=_timestamp(self._facts.start_time),
+            settings=self._facts.settings,
+            draining=self._supervision.draining,
+        )
+
+    async def GetEngineStats(
+        self,
+        request: admin_pb2.GetEngineStatsRequest,
+        context: ServicerContext[admin_pb2.GetEngineStatsRequest, admin_pb2.EngineStats],
+    ) -> admin_pb2.EngineStats:
+        """Returns the engine's counters now."""
+        return await self._read(find_model(self._models, request.model))
+
+    async def WatchEngineStats(
+        self,
+        request: admin_pb2.WatchEngineStatsRequest,
+        context: ServicerContext[admin_pb2.WatchEngineStatsRequest, admin_pb2.EngineStats],
+    ) -> AsyncIterator[admin_pb2.EngineStats]:
+        """Yields the engine's counters at once and then once an interval."""
+        model = find_model(self._models, request.model)
+        interval_s = DEFAULT_INTERVAL_S
+        if request.HasField("interval"):
+            interval_s = _checked_interval_s(request.interval)
+        while True:
+            yield await self._read(model)
+            await asyncio.sleep(interval_s)
+
+    async def Drain(
+        self,
+        request: admin_pb2.DrainRequest,
+        context: ServicerContext[admin_pb2.DrainRequest, admin_pb2.DrainResponse],
+    ) -> admin_pb2.DrainResponse:
+        """Is not in this release."""
+        raise AntiphonError(
+            ErrorReason.UNSUPPORTED_FEATURE,
+            "this release has no AdminService.Drain; to stop the server send it SIGTERM",
+            metadata={"capability": "AdminService.Drain"},
+        )
+
+    async def FlushPrefixCache(
+        self,
+        request: admin_pb2.FlushPrefixCacheRequest,
+        context: ServicerContext[
+            admin_pb2.FlushPrefixCacheRequest, admin_pb2.FlushPrefixCacheResponse
+        ],
+    ) -> admin_pb2.FlushPrefixCacheResponse:
+        """Forgets what the prefix cache holds for nobody."""
+        model = find_model(self._models, request.model)
+        num_blocks = await model.engine.flush_prefix_cache()
+        return admin_pb2.FlushPrefixCacheResponse(num_blocks=num_blocks)
+
+    async def _read(self, model: ServedModel) -> admin_pb2.EngineStats:
+        stats = await model.engine.stats()
+        return admin_pb2.EngineStats(
+            model=model.name,
+            sample_time=_timestamp(self._now()),
+            start_time=_timestamp(self._engine_start_times[model.name]),
+            step=stats.step,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            num_paused=stats.num_paused,
+            num_sessions=self._count_sessions(),
+            num_blocks=stats.num_blocks,
+            num_blocks_used=stats.num_blocks_used,
+            num_blocks_cached=stats.num_blocks_cached,
+            num_blocks_free=stats.num_blocks_free,
+            num_prefilled_tokens_total=stats.num_prefilled_tokens_total,
+            num_reused_tokens_total=stats.num_reused_tokens_total,
+            num_generated_tokens_total=stats.num_generated_tokens_total,
+            num_preemptions_total=stats.num_preemptions_total,
+            num_evictions_total=stats.num_evictions_total,
+            num_finished_total=stats.num_finished_total,
+            step_time=_duration(stats.step_time_ns),
+            schedule_time=_duration(stats.schedule_time_ns),
+        )
+
+    def _note_start(self, name: str, state: EngineState) -> None:
+        if state is EngineState.STARTING:
+            self._engine_start_times[name] = self._now()
+
+
+def _checked_interval_s(interval: Duration) -> float:
+    interval_s = interval.seconds + interval.nanos / 1e9
+    if not MIN_INTERVAL_S <= interval_s <= MAX_INTERVAL_S:
+        raise InvalidRequest(
+            FieldViolation(
+                "interval",
+                f"is {interval_s:g} s; it may be from {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g} s",
+            )
+        )
+    return interval_s
+
+
+def _timestamp(time: datetime) -> Timestamp:
+    stamp = Timestamp()
+    stamp.FromDatetime(time)
+    return stamp
+
+
+def _duration(nanoseconds: int) -> Duration:
+    return Duration(seconds=nanoseconds // 10**9, nanos=nanoseconds % 10**9)
