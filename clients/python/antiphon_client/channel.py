@@ -31,6 +31,8 @@ class ClientOptions:
     """The largest message taken in."""
     close_timeout_s: float = 5.0
     """How long closing waits for what runs."""
+    use_http_proxy: bool = False
+    """Whether connections go through the proxy that the environment names."""
 
 
 class Connection:
@@ -111,4 +113,5 @@ def _channel_options(options: ClientOptions) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", options.max_message_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.enable_retries", 0),
+        ("grpc.enable_http_proxy", int(options.use_http_proxy)),
     ]

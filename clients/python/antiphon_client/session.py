@@ -50,6 +50,11 @@ class Session:
         """`sessions/{session}`."""
         return self.info.name
 
+    @property
+    def attached(self) -> bool:
+        """Whether the stream stands; a session whose stream ended can be resumed by its name."""
+        return self._call is not None and self._ended is None
+
     async def __aenter__(self) -> Self:
         await self.open()
         return self

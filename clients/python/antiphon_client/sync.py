@@ -1,12 +1,14 @@
 """The client for programs without an event loop: the same calls, which block.
 
 One background thread runs the event loop of all calls. Objects may be used from any thread, each
-by one at a time. An interrupt of the waiting thread leaves the call running: cancel it.
+by one at a time. An interrupt of the waiting thread leaves the call running: cancel it, or go on
+with the same iterator.
 """
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -34,7 +36,7 @@ class _Loop:
 
     def run(self, work: Coroutine[object, object, T]) -> T:
         """Returns what `work` returns. The time limits are those of the calls in it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return self.submit(work).result()
 
     def call(self, function: Callable[[], T]) -> T:
         """Returns what `function` returns on the loop's thread."""
@@ -44,24 +46,37 @@ class _Loop:
 
         return self.run(work())
 
-    def each(self, values: AsyncIterator[T]) -> Iterator[T]:
-        """Yields what `values` yields."""
-
-        async def following() -> T:
-            return await anext(values)
-
-        while True:
-            try:
-                value = self.run(following())
-            except StopAsyncIteration:
-                return
-            yield value
+    def submit(self, work: Coroutine[object, object, T]) -> Future[T]:
+        """Starts `work` and returns its outcome to come."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
         """Ends the thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+class _Each(Iterator[T]):
+    """Yields what an asynchronous iterator yields; goes on where an interrupt broke its wait."""
+
+    def __init__(self, loop: _Loop, values: AsyncIterator[T]) -> None:
+        self._loop = loop
+        self._values = values
+        self._next: Future[T] | None = None
+
+    def __next__(self) -> T:
+        async def following() -> T:
+            return await anext(self._values)
+
+        if self._next is None:
+            self._next = self._loop.submit(following())
+        try:
+            value = self._next.result()
+        except StopAsyncIteration:
+            raise StopIteration from None
+        self._next = None
+        return value
 
 
 class SyncGeneration:
@@ -87,11 +102,11 @@ class SyncGeneration:
         return self._stream.completed
 
     def __iter__(self) -> Iterator[inference_pb2.StreamGenerateResponse]:
-        return self._loop.each(self._stream)
+        return _Each(self._loop, self._stream)
 
     def text(self, output_index: int = 0) -> Iterator[str]:
         """Yields the answer's pieces of one output."""
-        return self._loop.each(self._stream.text(output_index))
+        return _Each(self._loop, self._stream.text(output_index))
 
     def cancel(self) -> None:
         """Stops the generation. Idempotent."""
@@ -121,11 +136,11 @@ class SyncTurn:
         return self._turn.completed
 
     def __iter__(self) -> Iterator[session_pb2.TurnEvent]:
-        return self._loop.each(self._turn)
+        return _Each(self._loop, self._turn)
 
     def text(self) -> Iterator[str]:
         """Yields the answer's pieces."""
-        return self._loop.each(self._turn.text())
+        return _Each(self._loop, self._turn.text())
 
     def answer(self) -> str:
         """Reads to the end and returns the rest of the answer."""
@@ -144,7 +159,7 @@ class SyncSession:
         self._session = session
 
     def __enter__(self) -> Self:
-        self._loop.run(self._session.open())
+        self.open()
         return self
 
     def __exit__(
@@ -164,6 +179,15 @@ class SyncSession:
     def info(self) -> session_pb2.Session:
         """The session as the server told it last."""
         return self._session.info
+
+    @property
+    def attached(self) -> bool:
+        """Whether the stream stands; a session whose stream ended can be resumed by its name."""
+        return self._session.attached
+
+    def open(self) -> None:
+        """Attaches to the session, or creates it."""
+        self._loop.run(self._session.open())
 
     def send(
         self,
@@ -269,7 +293,7 @@ class SyncClient:
         self, labels: Mapping[str, str] | None = None
     ) -> Iterator[session_pb2.Session]:
         """Yields the sessions that carry all these labels, latest creation first."""
-        return self._loop.each(self._client.sessions.list(labels))
+        return _Each(self._loop, self._client.sessions.list(labels))
 
     def update_session(
         self, session: session_pb2.Session, fields: Iterable[str]
@@ -281,13 +305,19 @@ class SyncClient:
         """Cancels a running turn and deletes the session."""
         self._loop.run(self._client.sessions.delete(name, etag=etag))
 
+    def cancel_turn(self, turn_name: str, *, discard_partial: bool = False) -> session_pb2.Turn:
+        """Stops `sessions/{session}/turns/{turn}` and returns it once it has ended."""
+        return self._loop.run(
+            self._client.sessions.cancel_turn(turn_name, discard_partial=discard_partial)
+        )
+
     def list_turns(self, name: str, *, newest_first: bool = False) -> Iterator[session_pb2.Turn]:
         """Yields a session's turns."""
-        return self._loop.each(self._client.sessions.list_turns(name, newest_first=newest_first))
+        return _Each(self._loop, self._client.sessions.list_turns(name, newest_first=newest_first))
 
     def list_models(self) -> Iterator[model_pb2.Model]:
         """Yields all that is served, by name."""
-        return self._loop.each(self._client.list_models())
+        return _Each(self._loop, self._client.list_models())
 
     def tokenize(self, text: str, *, model: str = "") -> list[int]:
         """Returns the text's token ids."""

@@ -1,0 +1,119 @@
+"""`antiphon generate`: one answer, streamed to standard output."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from antiphon.v1 import inference_pb2, types_pb2
+from google.protobuf import json_format
+
+from antiphon_cli.config_flags import add_config, add_target, config_of
+from antiphon_cli.outcome import INTERRUPTED, WRONG_USE, complain, report
+from antiphon_cli.terminal import note, say
+from antiphon_client import (
+    ServerError,
+    SyncClient,
+    SyncGeneration,
+    conversation,
+    raw_text,
+    system,
+    user,
+)
+
+DESCRIPTION = "Asks once and streams the answer to standard output."
+EXAMPLES = """\
+examples:
+  antiphon generate "Write a haiku about rivers"
+  antiphon generate --temperature 0 --max-tokens 64 "What is a semaphore?"
+  git diff | antiphon generate --instructions "Write a commit message" -
+  antiphon generate --raw "def fibonacci(n):"
+  antiphon generate -n 3 --seed 7 "A name for a cat"
+  antiphon generate --json "What is 2 + 2?" | jq .usage
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags."""
+    parser.add_argument("prompt", help="what to ask; - reads it from standard input")
+    add_target(parser)
+    parser.add_argument("--instructions", metavar="TEXT", help="a system message before it")
+    parser.add_argument(
+        "--raw", action="store_true", help="continue the text as it stands, without chat template"
+    )
+    parser.add_argument(
+        "-n",
+        "--num-outputs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="this many answers, unstreamed",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object: outputs, usage and timings"
+    )
+    parser.add_argument(
+        "--json-schema", type=Path, metavar="FILE", help="the answer must satisfy this JSON Schema"
+    )
+    add_config(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Asks, and returns the exit status."""
+    if arguments.raw and arguments.instructions:
+        complain("--raw sends the text as it stands: it can't take --instructions")
+        return WRONG_USE
+    try:
+        request = _request(arguments)
+    except (OSError, ValueError) as error:
+        complain(str(error))
+        return WRONG_USE
+    with SyncClient(arguments.target) as client:
+        try:
+            if arguments.json or arguments.num_outputs != 1:
+                return _print_whole(client, request, as_json=arguments.json)
+            stream = client.stream_generate(request.prompt, request.config, model=request.model)
+            return _print_stream(stream)
+        except ServerError as error:
+            return report(error, arguments.target)
+
+
+def _request(arguments: argparse.Namespace) -> inference_pb2.GenerateRequest:
+    text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    config = config_of(arguments)
+    if arguments.json_schema:
+        config.constraint.json_schema = arguments.json_schema.read_text(encoding="utf-8")
+    items = [system(arguments.instructions)] if arguments.instructions else []
+    return inference_pb2.GenerateRequest(
+        model=arguments.model,
+        prompt=raw_text(text) if arguments.raw else conversation([*items, user(text)]),
+        config=config,
+        num_outputs=arguments.num_outputs,
+    )
+
+
+def _print_stream(stream: SyncGeneration) -> int:
+    try:
+        for piece in stream.text():
+            say(piece)
+    except KeyboardInterrupt:
+        stream.cancel()
+        say("\n")
+        return INTERRUPTED
+    say("\n")
+    if stream.finished[0].finish_reason == types_pb2.FINISH_REASON_MAX_OUTPUT_TOKENS:
+        note("(cut at --max-tokens)")
+    return 0
+
+
+def _print_whole(
+    client: SyncClient, request: inference_pb2.GenerateRequest, *, as_json: bool
+) -> int:
+    response = client.generate(
+        request.prompt, request.config, model=request.model, num_outputs=request.num_outputs
+    )
+    if as_json:
+        print(json_format.MessageToJson(response, preserving_proto_field_name=True, indent=None))
+        return 0
+    for output in response.outputs:
+        say(f"--- {output.index + 1} of {len(response.outputs)} ---\n{output.text}\n")
+    return 0

@@ -1,0 +1,95 @@
+"""Entry point of `antiphon`: finds the subcommand and runs it."""
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module, metadata
+from typing import Final, Protocol, cast
+
+from antiphon_cli.outcome import INTERRUPTED, WRONG_USE, complain
+
+COMMANDS: Final = {
+    "serve": "run a server",
+    "chat": "talk to a model, with the history kept on the server",
+    "generate": "one answer, streamed to standard output",
+}
+
+_USAGE: Final = """\
+Antiphon serves large language models as a gRPC service with stateful sessions.
+
+usage: antiphon COMMAND [OPTIONS]
+       antiphon COMMAND --help
+
+commands:
+{commands}
+
+A first conversation, in two terminals:
+  antiphon serve
+  antiphon chat
+
+exit status: 0 done, 1 the server refused or failed, 2 wrong command line or settings,
+3 no server answered, 130 interrupted
+"""
+
+
+class Command(Protocol):
+    """What the module of a subcommand offers."""
+
+    DESCRIPTION: str
+    EXAMPLES: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declares the flags."""
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Does the work and returns the exit status."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command that `argv` names and returns its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_usage(), end="")
+        return 0 if words else WRONG_USE
+    if words[0] in ("-V", "--version"):
+        print(f"antiphon {metadata.version('antiphon')}")
+        return 0
+    if words[0] not in COMMANDS:
+        near = difflib.get_close_matches(words[0], COMMANDS, n=1)
+        hint = f"did you mean `antiphon {near[0]}`?" if near else "`antiphon --help` lists them"
+        complain(f"there is no command {words[0]!r}; {hint}")
+        return WRONG_USE
+    return _run(words[0], words[1:])
+
+
+def _run(name: str, words: Sequence[str]) -> int:
+    command = cast(Command, import_module(f"antiphon_cli.{name}"))
+    parser = argparse.ArgumentParser(
+        prog=f"antiphon {name}",
+        description=command.DESCRIPTION,
+        epilog=command.EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.add_arguments(parser)
+    arguments = parser.parse_args(words)
+    try:
+        return command.run(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has left; Python would complain once more at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return INTERRUPTED
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
+    return _USAGE.format(commands="\n".join(lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

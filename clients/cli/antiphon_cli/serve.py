@@ -1,0 +1,119 @@
+"""`antiphon serve`: runs a server."""
+
+import argparse
+import os
+from importlib import util
+from pathlib import Path
+from typing import Final
+
+from antiphon_cli.outcome import WRONG_USE, complain
+
+DESCRIPTION = """\
+Serves a model until it is told to stop. Prints one line once it takes calls.
+
+Every flag is a setting: --set SECTION.KEY=VALUE reaches all of them, --config reads them from a
+TOML file, and ANTIPHON_SECTION__KEY from the environment. Flags win over the environment, the
+environment over the file. `antiphon serve --check-config` prints every setting as it would hold."""
+EXAMPLES = """\
+examples:
+  antiphon serve
+  antiphon serve --model Qwen/Qwen2.5-Coder-0.5B-Instruct
+  antiphon serve --model ./my-checkpoint --dtype float32
+  antiphon serve --listen unix:/run/antiphon.sock --store /var/lib/antiphon/sessions.db
+  antiphon serve --config antiphon.toml --set engine.kv_cache_bytes=2GiB
+  antiphon serve --config antiphon.toml --check-config
+"""
+
+_SETTING_OF: Final = {
+    "model": "model.source",
+    "listen": "server.listen",
+    "admin_listen": "server.admin_listen",
+    "store": "store.path",
+    "device": "engine.device",
+    "dtype": "engine.dtype",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags."""
+    parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="a checkpoint directory, FILE.gguf, a hub id, or demo, the default model",
+    )
+    parser.add_argument(
+        "--listen", metavar="ADDRESS", help="HOST:PORT or unix:PATH (default 127.0.0.1:50051)"
+    )
+    parser.add_argument(
+        "--admin-listen",
+        metavar="ADDRESS",
+        help="where those who run the server connect (default 127.0.0.1:50052)",
+    )
+    parser.add_argument(
+        "--store",
+        metavar="PATH",
+        help="the SQLite file of the sessions (default: in your state folder)",
+    )
+    parser.add_argument("--device", metavar="DEVICE", help="cpu (this release)")
+    parser.add_argument("--dtype", metavar="DTYPE", help="auto, bfloat16 or float32")
+    parser.add_argument("--quantization", metavar="KIND", help="not in this release")
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="listen beyond this machine although anyone who reaches the port may use it",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="any setting; may be given again",
+    )
+    parser.add_argument(
+        "--check-config",
+        action="store_true",
+        help="check the settings, print them as they would hold, and stop",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serves, and returns the exit status."""
+    if arguments.quantization is not None:
+        complain("--quantization: this release can't quantize; leave it out")
+        return WRONG_USE
+    missing = _missing_library()
+    if missing:
+        complain(
+            f"serving needs libraries that are not installed ({missing}); "
+            "install them with `pip install 'antiphon[serve]'`"
+        )
+        return WRONG_USE
+    from antiphon_engine.api.errors import StartupError
+    from antiphon_server import serve, settings
+
+    try:
+        config = settings.load_config(_sets(arguments), arguments.config, os.environ)
+    except StartupError as error:
+        complain(str(error))
+        return WRONG_USE
+    if arguments.check_config:
+        for key, value in settings.describe(config).items():
+            print(f"{key} = {value}")
+        return 0
+    return serve.run(config)
+
+
+def _sets(arguments: argparse.Namespace) -> list[str]:
+    """Returns the flags as `section.key=value`, then those of --set."""
+    given = {key: getattr(arguments, flag) for flag, key in _SETTING_OF.items()}
+    sets = [f"{key}={value}" for key, value in given.items() if value is not None]
+    if arguments.insecure:
+        sets.append("server.insecure=true")
+    return sets + list(arguments.set)
+
+
+def _missing_library() -> str:
+    """Returns the first library that serving needs and that is absent; empty: none is."""
+    needed = ("torch", "tokenizers", "jinja2", "structlog", "msgspec", "safetensors")
+    return next((name for name in needed if util.find_spec(name) is None), "")
