@@ -1,0 +1,1 @@
+"""Conversations that live on the server: their log, their turns and the streams that drive them."""

@@ -1,0 +1,55 @@
+"""How much sessions may hold, and the clocks and ids that they go by."""
+
+import secrets
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLimits:
+    """Bounds on sessions and their turns."""
+
+    max_sessions: int = 10_000
+    """The most sessions of a tenant."""
+    max_queued_turns: int = 16
+    """The most turns that wait in a session, beside the one that runs."""
+    idle_ttl_s: float = 7 * 86400.0
+    """How long a session lives after its last turn, where it sets no idle_ttl of its own."""
+    max_loaded: int = 1024
+    """The most idle sessions whose log is kept in memory; others are read again when needed."""
+    sweep_interval_s: float = 60.0
+    """How often expired sessions are looked for."""
+    expired_memory_s: float = 30 * 86400.0
+    """How long an expired session is told from one that never was."""
+    end_wait_s: float = 30.0
+    """How long a cancelled turn may take to end before it is cut off."""
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
+
+
+def _new_seed() -> int:
+    return secrets.randbits(64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """The clocks that sessions go by."""
+
+    wall_ns: Callable[[], int] = time.time_ns
+    """For what is kept and told."""
+    monotonic_ns: Callable[[], int] = time.monotonic_ns
+    """For deadlines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    """What is drawn by chance."""
+
+    draw_id: Callable[[], str] = _new_id
+    """For sessions and turns whose caller chose none; 1 to 64 characters from a-z and 0-9."""
+    draw_seed: Callable[[], int] = _new_seed
+    """For sampling where the caller gave none; 64 bits."""

@@ -1,0 +1,119 @@
+"""The SQLite file's tables, and how a file comes to have them."""
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from antiphon_engine.api.errors import StartupError
+
+APPLICATION_ID: Final = 0x416E7470
+"""Marks the file as ours."""
+
+MIGRATIONS: Final[Sequence[str]] = (
+    """
+    CREATE TABLE fence (epoch INTEGER NOT NULL) STRICT;
+    INSERT INTO fence VALUES (0);
+    CREATE TABLE sessions (
+      tenant TEXT NOT NULL,
+      session_id TEXT NOT NULL,
+      create_ns INTEGER NOT NULL,
+      idle_since_ns INTEGER NOT NULL,
+      expire_ns INTEGER,
+      version INTEGER NOT NULL,
+      session BLOB NOT NULL,
+      owner TEXT NOT NULL,
+      epoch INTEGER NOT NULL,
+      PRIMARY KEY (tenant, session_id)
+    ) STRICT;
+    CREATE INDEX sessions_by_creation ON sessions (tenant, create_ns, session_id);
+    CREATE INDEX sessions_by_expiry ON sessions (expire_ns) WHERE expire_ns IS NOT NULL;
+    CREATE TABLE labels (
+      tenant TEXT NOT NULL,
+      session_id TEXT NOT NULL,
+      key TEXT NOT NULL,
+      value TEXT NOT NULL,
+      PRIMARY KEY (tenant, session_id, key),
+      FOREIGN KEY (tenant, session_id) REFERENCES sessions ON DELETE CASCADE
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE turns (
+      tenant TEXT NOT NULL,
+      session_id TEXT NOT NULL,
+      position INTEGER NOT NULL,
+      turn_id TEXT NOT NULL,
+      state INTEGER NOT NULL,
+      generates INTEGER NOT NULL,
+      fingerprint BLOB NOT NULL,
+      turn BLOB NOT NULL,
+      head_ids BLOB,
+      head_digest BLOB NOT NULL,
+      added_ids BLOB NOT NULL,
+      output_ids BLOB NOT NULL,
+      owner TEXT NOT NULL,
+      epoch INTEGER NOT NULL,
+      PRIMARY KEY (tenant, session_id, position),
+      UNIQUE (tenant, session_id, turn_id),
+      FOREIGN KEY (tenant, session_id) REFERENCES sessions ON DELETE CASCADE
+    ) STRICT;
+    CREATE INDEX turns_unfinished ON turns (state) WHERE state IN (1, 2);
+    CREATE TABLE expired (
+      tenant TEXT NOT NULL,
+      session_id TEXT NOT NULL,
+      expire_ns INTEGER NOT NULL,
+      PRIMARY KEY (tenant, session_id)
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE receipts (
+      tenant TEXT NOT NULL,
+      request_id TEXT NOT NULL,
+      fingerprint BLOB NOT NULL,
+      create_ns INTEGER NOT NULL,
+      answer BLOB NOT NULL,
+      PRIMARY KEY (tenant, request_id)
+    ) STRICT, WITHOUT ROWID;
+    """,
+)
+"""Entry i takes a file from version i to i + 1. Released entries never change."""
+
+
+def prepare(connection: sqlite3.Connection, path: Path) -> int:
+    """Brings a file to this version and returns the new fencing epoch.
+
+    Raises:
+        StartupError: the file is not a session store, or a later version wrote it.
+    """
+    try:
+        application_id = _pragma(connection, "application_id")
+        version = _pragma(connection, "user_version")
+    except sqlite3.DatabaseError as error:
+        raise StartupError(f"{path} can't be used as a session store: {error}") from error
+    if application_id not in (0, APPLICATION_ID) or (
+        application_id == 0 and _has_tables(connection)
+    ):
+        raise StartupError(f"{path} is a database of another program; name another store.path")
+    if version > len(MIGRATIONS):
+        raise StartupError(
+            f"{path} was written by a later release (schema {version}, this one knows up to"
+            f" {len(MIGRATIONS)}); start that release, or name another store.path"
+        )
+    try:
+        return _migrate(connection, version)
+    except sqlite3.Error as error:
+        raise StartupError(f"{path} can't be written as a session store: {error}") from error
+
+
+def _migrate(connection: sqlite3.Connection, version: int) -> int:
+    for number in range(version, len(MIGRATIONS)):
+        connection.executescript(
+            f"BEGIN IMMEDIATE;{MIGRATIONS[number]}"
+            f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {number + 1}; COMMIT;"
+        )
+    (epoch,) = connection.execute("UPDATE fence SET epoch = epoch + 1 RETURNING epoch").fetchone()
+    return int(epoch)
+
+
+def _pragma(connection: sqlite3.Connection, name: str) -> int:
+    return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+
+
+def _has_tables(connection: sqlite3.Connection) -> bool:
+    return connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone() is not None

@@ -1,0 +1,267 @@
+"""Sessions in one SQLite file."""
+
+import asyncio
+import fcntl
+import os
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+from antiphon.v1 import session_pb2
+
+from antiphon_engine.api.errors import StartupError
+from antiphon_server.sessions import sqlite_schema
+from antiphon_server.sessions.records import (
+    COMPLETED,
+    QUEUED,
+    RUNNING,
+    NewSession,
+    Receipt,
+    SessionKey,
+    SessionQuery,
+    SessionRow,
+    TurnQuery,
+    TurnRow,
+)
+from antiphon_server.sessions.sqlite_rows import (
+    SESSION_COLUMNS,
+    TOKEN_COLUMNS,
+    TURN_COLUMNS,
+    Cell,
+    fetch,
+    to_session,
+    to_turn,
+)
+from antiphon_server.sessions.sqlite_threads import Reader, Writer
+from antiphon_server.sessions.sqlite_writes import Writes, find_answer
+
+_OF_SESSION = "tenant = ? AND session_id = ?"
+
+
+class SqliteStore:
+    """A SessionStore in a file that one server uses at a time."""
+
+    def __init__(self, connections: "_Connections", *, writes: Writes) -> None:
+        self._lock_fd = connections.lock_fd
+        self._writer = Writer(connections.write)
+        self._reader = Reader(connections.read)
+        self._writes = writes
+
+    @classmethod
+    def open(cls, path: Path, *, synchronous: str, owner: str) -> "SqliteStore":
+        """Opens the file, and makes it where it is not there. Blocks; for start-up.
+
+        Args:
+            path: The file; its folder is made too.
+            synchronous: `full` survives a power cut, `normal` a crash of the server.
+            owner: This server, as the rows that it writes name it.
+
+        Raises:
+            StartupError: the file can't be used, or another server uses it.
+        """
+        connections = _Connections.open(path)
+        try:
+            connections.write.execute(f"PRAGMA synchronous = {synchronous.upper()}")
+            epoch = sqlite_schema.prepare(connections.write, path)
+        except StartupError:
+            connections.close()
+            raise
+        return cls(connections, writes=Writes(owner, epoch))
+
+    @property
+    def epoch(self) -> int:
+        """See SessionStore."""
+        return self._writes.epoch
+
+    async def create_session(self, new: NewSession) -> session_pb2.Session | None:
+        """See SessionStore."""
+        return await self._writer.run(lambda file: self._writes.create(file, new))
+
+    async def find_answer(self, receipt: Receipt) -> session_pb2.Session | None:
+        """See SessionStore."""
+        return await self._reader.run(lambda file: find_answer(file, receipt))
+
+    async def update_session(self, row: SessionRow, receipt: Receipt | None) -> None:
+        """See SessionStore."""
+        await self._writer.run(lambda file: self._writes.update(file, row, receipt))
+
+    async def delete_session(self, key: SessionKey) -> None:
+        """See SessionStore."""
+        await self._writer.run(lambda file: self._writes.delete(file, key))
+
+    async def expire_session(self, key: SessionKey, expire_ns: int) -> None:
+        """See SessionStore."""
+        await self._writer.run(lambda file: self._writes.expire(file, key, expire_ns))
+
+    async def accept_turn(self, key: SessionKey, row: TurnRow) -> None:
+        """See SessionStore."""
+        await self._writer.run(lambda file: self._writes.accept_turn(file, key, row))
+
+    async def end_turn(self, turn: TurnRow, session: SessionRow) -> None:
+        """See SessionStore."""
+        await self._writer.run(lambda file: self._writes.end_turn(file, turn, session))
+
+    async def read_session(self, key: SessionKey) -> SessionRow | None:
+        """See SessionStore."""
+        rows = await self._read_sessions(_OF_SESSION, (key.tenant, key.session_id))
+        return rows[0] if rows else None
+
+    async def read_expired(self, key: SessionKey) -> int | None:
+        """See SessionStore."""
+        sql = f"SELECT expire_ns FROM expired WHERE {_OF_SESSION}"
+        return await self._read_integer(sql, (key.tenant, key.session_id))
+
+    async def list_sessions(self, query: SessionQuery) -> Sequence[SessionRow]:
+        """See SessionStore."""
+        condition, cells = "tenant = ?", [query.tenant]
+        parameters: list[Cell] = [*cells]
+        if query.before is not None:
+            condition += " AND (create_ns, session_id) < (?, ?)"
+            parameters += query.before
+        for key, value in sorted(query.labels.items()):
+            condition += (
+                " AND EXISTS (SELECT 1 FROM labels WHERE labels.tenant = sessions.tenant"
+                " AND labels.session_id = sessions.session_id AND key = ? AND value = ?)"
+            )
+            parameters += (key, value)
+        condition += " ORDER BY create_ns DESC, session_id DESC LIMIT ?"
+        return await self._read_sessions(condition, [*parameters, query.limit])
+
+    async def read_turn(self, key: SessionKey, turn_id: str) -> TurnRow | None:
+        """See SessionStore."""
+        rows = await self._read_turns(
+            f"{TURN_COLUMNS}, {TOKEN_COLUMNS}",
+            f"{_OF_SESSION} AND turn_id = ?",
+            (key.tenant, key.session_id, turn_id),
+        )
+        return rows[0] if rows else None
+
+    async def list_turns(self, query: TurnQuery) -> Sequence[TurnRow]:
+        """See SessionStore."""
+        key = query.key
+        condition = _OF_SESSION
+        cells: list[Cell] = [key.tenant, key.session_id]
+        if not query.show_all:
+            condition += f" AND state IN ({QUEUED}, {RUNNING}, {COMPLETED})"
+        if query.after_position is not None:
+            condition += f" AND position {'<' if query.newest_first else '>'} ?"
+            cells.append(query.after_position)
+        condition += f" ORDER BY position {'DESC' if query.newest_first else 'ASC'} LIMIT ?"
+        return await self._read_turns(TURN_COLUMNS, condition, [*cells, query.limit])
+
+    async def read_history(self, key: SessionKey) -> Sequence[TurnRow]:
+        """See SessionStore."""
+        return await self._read_turns(
+            f"{TURN_COLUMNS}, {TOKEN_COLUMNS}",
+            f"{_OF_SESSION} AND state = {COMPLETED} ORDER BY position",
+            (key.tenant, key.session_id),
+        )
+
+    async def read_last_position(self, key: SessionKey) -> int:
+        """See SessionStore."""
+        sql = f"SELECT max(position) FROM turns WHERE {_OF_SESSION}"
+        return await self._read_integer(sql, (key.tenant, key.session_id)) or 0
+
+    async def list_unfinished(self) -> Sequence[tuple[SessionKey, TurnRow]]:
+        """See SessionStore."""
+        sql = (
+            f"SELECT tenant, session_id, {TURN_COLUMNS} FROM turns"
+            f" WHERE state IN ({QUEUED}, {RUNNING}) ORDER BY tenant, session_id, position"
+        )
+        rows = await self._reader.run(lambda file: fetch(file, sql, ()))
+        return [(SessionKey(str(row[0]), str(row[1])), to_turn(row[2:])) for row in rows]
+
+    async def list_expired(self, now_ns: int, limit: int) -> Sequence[SessionRow]:
+        """See SessionStore."""
+        return await self._read_sessions(
+            "expire_ns <= ? ORDER BY expire_ns LIMIT ?", (now_ns, limit)
+        )
+
+    async def forget_receipts(self, before_ns: int, expired_before_ns: int) -> None:
+        """See SessionStore."""
+
+        def forget(file: sqlite3.Connection) -> None:
+            file.execute("DELETE FROM receipts WHERE create_ns < ?", (before_ns,))
+            file.execute("DELETE FROM expired WHERE expire_ns < ?", (expired_before_ns,))
+
+        await self._writer.run(forget)
+
+    async def count_sessions(self) -> int:
+        """See SessionStore."""
+        return await self._read_integer("SELECT count(*) FROM sessions", ()) or 0
+
+    async def close(self) -> None:
+        """See SessionStore."""
+        await self._reader.close()
+        await self._writer.close()
+        await asyncio.to_thread(os.close, self._lock_fd)
+
+    async def _read_sessions(self, condition: str, cells: Sequence[Cell]) -> list[SessionRow]:
+        sql = f"SELECT {SESSION_COLUMNS} FROM sessions WHERE {condition}"
+        return await self._reader.run(lambda file: [to_session(r) for r in fetch(file, sql, cells)])
+
+    async def _read_turns(
+        self, columns: str, condition: str, cells: Sequence[Cell]
+    ) -> list[TurnRow]:
+        sql = f"SELECT {columns} FROM turns WHERE {condition}"
+        return await self._reader.run(lambda file: [to_turn(r) for r in fetch(file, sql, cells)])
+
+    async def _read_integer(self, sql: str, cells: Sequence[Cell]) -> int | None:
+        rows = await self._reader.run(lambda file: fetch(file, sql, cells))
+        value = rows[0][0] if rows else None
+        assert value is None or isinstance(value, int)
+        return value
+
+
+class _Connections:
+    """The file's two connections, and the lock that keeps other servers off."""
+
+    def __init__(self, lock_fd: int, write: sqlite3.Connection, read: sqlite3.Connection) -> None:
+        self.lock_fd = lock_fd
+        self.write = write
+        self.read = read
+
+    @classmethod
+    def open(cls, path: Path) -> "_Connections":
+        """Opens both. Raises StartupError."""
+        lock_fd = _lock(path)
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            write = _connect(path)
+            write.execute("PRAGMA journal_mode = WAL")
+            write.execute("PRAGMA foreign_keys = ON")
+            read = _connect(path)
+            read.execute("PRAGMA query_only = ON")
+        except (OSError, sqlite3.Error) as error:
+            os.close(lock_fd)
+            raise StartupError(f"{path} can't be used as a session store: {error}") from error
+        return cls(lock_fd, write, read)
+
+    def close(self) -> None:
+        """Closes both and lets go of the lock."""
+        self.read.close()
+        self.write.close()
+        os.close(self.lock_fd)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Opens a connection for one thread at a time that begins and ends transactions itself."""
+    return sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
+
+
+def _lock(path: Path) -> int:
+    """Returns a file descriptor that holds the store's lock until it is closed."""
+    lock_path = path.with_name(path.name + ".lock")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock_fd = os.open(lock_path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StartupError(f"{path} can't be used as a session store: {error}") from error
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock_fd)
+        raise StartupError(
+            f"another server uses the session store {path}; stop it, or name another store.path"
+        ) from error
+    return lock_fd

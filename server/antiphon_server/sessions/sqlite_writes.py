@@ -1,0 +1,204 @@
+"""The writes to the SQLite tables. Each runs inside a transaction, in the writer's thread."""
+
+import sqlite3
+from dataclasses import dataclass
+
+from antiphon.v1 import session_pb2
+
+from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_server.sessions.records import NewSession, Receipt, SessionKey, SessionRow, TurnRow
+from antiphon_server.sessions.sqlite_rows import (
+    SESSION_COLUMNS,
+    TOKEN_COLUMNS,
+    TURN_COLUMNS,
+    session_cells,
+    token_cells,
+    turn_cells,
+)
+from antiphon_server.sessions.sqlite_threads import store_unavailable
+from antiphon_server.sessions.store import RECEIPT_LIFETIME_NS
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """Writes in the name of one server."""
+
+    owner: str
+    epoch: int
+
+    def create(self, connection: sqlite3.Connection, new: NewSession) -> session_pb2.Session | None:
+        """See SessionStore.create_session."""
+        key = new.row.key
+        if new.receipt and (answer := find_answer(connection, new.receipt)):
+            return answer
+        if _exists(connection, key):
+            raise AntiphonError(
+                ErrorReason.ID_TAKEN,
+                f"The session id {key.session_id!r} is taken; choose another.",
+                metadata={"session": key.name},
+            )
+        _check_quota(connection, new)
+        connection.execute(
+            "DELETE FROM expired WHERE tenant = ? AND session_id = ?", (key.tenant, key.session_id)
+        )
+        connection.execute(
+            f"INSERT INTO sessions ({SESSION_COLUMNS}, owner, epoch) VALUES (?,?,?,?,?,?,?,?,?)",
+            (*session_cells(new.row), self.owner, self.epoch),
+        )
+        _write_labels(connection, new.row)
+        if new.first_turn:
+            self._insert_turn(connection, key, new.first_turn)
+        _write_receipt(connection, new.receipt)
+        return None
+
+    def update(
+        self, connection: sqlite3.Connection, row: SessionRow, receipt: Receipt | None
+    ) -> None:
+        """See SessionStore.update_session."""
+        self._replace_session(connection, row)
+        connection.execute(
+            "DELETE FROM labels WHERE tenant = ? AND session_id = ?",
+            (row.key.tenant, row.key.session_id),
+        )
+        _write_labels(connection, row)
+        _write_receipt(connection, receipt)
+
+    def delete(self, connection: sqlite3.Connection, key: SessionKey) -> None:
+        """See SessionStore.delete_session."""
+        self._claim(connection, key)
+        connection.execute(
+            "DELETE FROM sessions WHERE tenant = ? AND session_id = ?", (key.tenant, key.session_id)
+        )
+
+    def expire(self, connection: sqlite3.Connection, key: SessionKey, expire_ns: int) -> None:
+        """See SessionStore.expire_session."""
+        self.delete(connection, key)
+        connection.execute(
+            "INSERT OR REPLACE INTO expired VALUES (?, ?, ?)",
+            (key.tenant, key.session_id, expire_ns),
+        )
+
+    def accept_turn(self, connection: sqlite3.Connection, key: SessionKey, row: TurnRow) -> None:
+        """See SessionStore.accept_turn."""
+        self._claim(connection, key)
+        self._insert_turn(connection, key, row)
+
+    def end_turn(self, connection: sqlite3.Connection, turn: TurnRow, session: SessionRow) -> None:
+        """See SessionStore.end_turn."""
+        self._replace_session(connection, session)
+        changed = connection.execute(
+            "UPDATE turns SET state = ?, turn = ?, head_ids = ?, head_digest = ?, added_ids = ?,"
+            " output_ids = ?, owner = ?, epoch = ?"
+            " WHERE tenant = ? AND session_id = ? AND position = ?",
+            (
+                turn.turn.state,
+                turn.turn.SerializeToString(),
+                *token_cells(turn.tokens),
+                self.owner,
+                self.epoch,
+                session.key.tenant,
+                session.key.session_id,
+                turn.position,
+            ),
+        )
+        assert changed.rowcount == 1, "a turn ends that was accepted"
+
+    def _insert_turn(self, connection: sqlite3.Connection, key: SessionKey, row: TurnRow) -> None:
+        connection.execute(
+            f"INSERT INTO turns (tenant, session_id, state, {TURN_COLUMNS}, {TOKEN_COLUMNS},"
+            " owner, epoch) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+            (
+                key.tenant,
+                key.session_id,
+                row.turn.state,
+                *turn_cells(row),
+                *token_cells(row.tokens),
+                self.owner,
+                self.epoch,
+            ),
+        )
+
+    def _replace_session(self, connection: sqlite3.Connection, row: SessionRow) -> None:
+        self._claim(connection, row.key)
+        _, _, *cells = session_cells(row)
+        connection.execute(
+            "UPDATE sessions SET create_ns = ?, idle_since_ns = ?, expire_ns = ?, version = ?,"
+            " session = ? WHERE tenant = ? AND session_id = ?",
+            (*cells, row.key.tenant, row.key.session_id),
+        )
+
+    def _claim(self, connection: sqlite3.Connection, key: SessionKey) -> None:
+        """Makes the session this server's, unless a later one has it."""
+        changed = connection.execute(
+            "UPDATE sessions SET owner = ?, epoch = ?"
+            " WHERE tenant = ? AND session_id = ? AND epoch <= ?",
+            (self.owner, self.epoch, key.tenant, key.session_id, self.epoch),
+        )
+        if changed.rowcount == 0:
+            raise store_unavailable(f"{key.name} is gone or belongs to a server started later")
+
+
+def find_answer(connection: sqlite3.Connection, receipt: Receipt) -> session_pb2.Session | None:
+    """See SessionStore.find_answer."""
+    row = connection.execute(
+        "SELECT fingerprint, answer FROM receipts"
+        " WHERE tenant = ? AND request_id = ? AND create_ns > ?",
+        (receipt.tenant, receipt.request_id, receipt.create_ns - RECEIPT_LIFETIME_NS),
+    ).fetchone()
+    if row is None:
+        return None
+    fingerprint, answer = row
+    if fingerprint != receipt.fingerprint:
+        raise AntiphonError(
+            ErrorReason.ID_TAKEN,
+            f"The request id {receipt.request_id!r} came before with another request;"
+            " use a new one for each request.",
+            metadata={"request_id": receipt.request_id},
+        )
+    return session_pb2.Session.FromString(answer)
+
+
+def _exists(connection: sqlite3.Connection, key: SessionKey) -> bool:
+    found = connection.execute(
+        "SELECT 1 FROM sessions WHERE tenant = ? AND session_id = ?", (key.tenant, key.session_id)
+    )
+    return found.fetchone() is not None
+
+
+def _check_quota(connection: sqlite3.Connection, new: NewSession) -> None:
+    (count,) = connection.execute(
+        "SELECT count(*) FROM sessions WHERE tenant = ? AND (expire_ns IS NULL OR expire_ns > ?)",
+        (new.row.key.tenant, new.row.create_ns),
+    ).fetchone()
+    if count >= new.max_sessions:
+        raise AntiphonError(
+            ErrorReason.QUOTA_EXCEEDED,
+            f"There are {count} sessions; the limit is {new.max_sessions}."
+            " Delete some, or give them a shorter idle_ttl.",
+            metadata={"quota": "max_sessions", "limit": str(new.max_sessions), "used": str(count)},
+            retry_delay_s=60.0,
+        )
+
+
+def _write_labels(connection: sqlite3.Connection, row: SessionRow) -> None:
+    connection.executemany(
+        "INSERT INTO labels VALUES (?, ?, ?, ?)",
+        [
+            (row.key.tenant, row.key.session_id, label, value)
+            for label, value in row.session.labels.items()
+        ],
+    )
+
+
+def _write_receipt(connection: sqlite3.Connection, receipt: Receipt | None) -> None:
+    if receipt is not None:
+        connection.execute(
+            "INSERT OR REPLACE INTO receipts VALUES (?, ?, ?, ?, ?)",
+            (
+                receipt.tenant,
+                receipt.request_id,
+                receipt.fingerprint,
+                receipt.create_ns,
+                receipt.answer.SerializeToString(),
+            ),
+        )

@@ -1,0 +1,99 @@
+"""Where sessions are kept: the seam between sessions and a durable store."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from antiphon.v1 import session_pb2
+
+from antiphon_server.sessions.records import (
+    NewSession,
+    Receipt,
+    SessionKey,
+    SessionQuery,
+    SessionRow,
+    TurnQuery,
+    TurnRow,
+)
+
+RECEIPT_LIFETIME_NS = 24 * 3600 * 1_000_000_000
+"""How long a request id is remembered."""
+
+
+class SessionStore(Protocol):
+    """Keeps sessions durably. What a write returned from survives a crash.
+
+    Appends carry the owner and the fencing epoch that this store was opened with: one of an older
+    epoch is refused, so that a server that was given up can't write behind its successor's back.
+    Every call raises AntiphonError, STORE_UNAVAILABLE, where the store can't be read or written.
+    Called from the event loop.
+    """
+
+    @property
+    def epoch(self) -> int:
+        """The fencing epoch: larger than that of every server before."""
+
+    async def create_session(self, new: NewSession) -> session_pb2.Session | None:
+        """Keeps a session with its first turn, or returns the answer to an earlier try.
+
+        Raises:
+            AntiphonError: ID_TAKEN, also for a request id that came with other content;
+                QUOTA_EXCEEDED.
+        """
+
+    async def find_answer(self, receipt: Receipt) -> session_pb2.Session | None:
+        """Returns what the same request was answered before, if it was.
+
+        Raises:
+            AntiphonError: ID_TAKEN for a request id that came with other content.
+        """
+
+    async def update_session(self, row: SessionRow, receipt: Receipt | None) -> None:
+        """Replaces a session."""
+
+    async def delete_session(self, key: SessionKey) -> None:
+        """Forgets a session and all its turns."""
+
+    async def expire_session(self, key: SessionKey, expire_ns: int) -> None:
+        """Forgets a session and all its turns, and remembers that it was there."""
+
+    async def accept_turn(self, key: SessionKey, row: TurnRow) -> None:
+        """Keeps a turn that is to run."""
+
+    async def end_turn(self, turn: TurnRow, session: SessionRow) -> None:
+        """Replaces a turn, and its session, together."""
+
+    async def read_session(self, key: SessionKey) -> SessionRow | None:
+        """Returns a session, if it is there."""
+
+    async def read_expired(self, key: SessionKey) -> int | None:
+        """Returns when a session expired (ns), if it was there and did."""
+
+    async def list_sessions(self, query: SessionQuery) -> Sequence[SessionRow]:
+        """Returns a page of sessions."""
+
+    async def read_turn(self, key: SessionKey, turn_id: str) -> TurnRow | None:
+        """Returns a turn, if it is there."""
+
+    async def list_turns(self, query: TurnQuery) -> Sequence[TurnRow]:
+        """Returns a page of turns, without their tokens."""
+
+    async def read_history(self, key: SessionKey) -> Sequence[TurnRow]:
+        """Returns the turns of a session's history, oldest first."""
+
+    async def read_last_position(self, key: SessionKey) -> int:
+        """Returns the position of a session's latest turn; 0: it has none."""
+
+    async def list_unfinished(self) -> Sequence[tuple[SessionKey, TurnRow]]:
+        """Returns the turns that are neither completed nor failed, in order for each session."""
+
+    async def list_expired(self, now_ns: int, limit: int) -> Sequence[SessionRow]:
+        """Returns sessions whose time is over."""
+
+    async def forget_receipts(self, before_ns: int, expired_before_ns: int) -> None:
+        """Forgets request ids and expired sessions that are older than that."""
+
+    async def count_sessions(self) -> int:
+        """Returns how many sessions there are, over all tenants."""
+
+    async def close(self) -> None:
+        """Ends what waits and lets go of the store."""
