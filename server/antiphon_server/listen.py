@@ -63,7 +63,7 @@ def parse_address(text: str, *, key: str) -> Address:
     bracketed = host.startswith("[") and host.endswith("]")
     if bracketed:
         host = host[1:-1]
-    if not colon or not host or (":" in host) != bracketed:
+    if not colon or not host or (":" in host) != bracketed or set(host) & set("[]/"):
         raise StartupError(
             f"{key} is {text!r}; write HOST:PORT, [IPV6]:PORT or unix:PATH, such as 127.0.0.1:50051"
         )
