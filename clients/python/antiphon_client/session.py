@@ -192,7 +192,8 @@ class Session:
     async def _read(self, call: _Call) -> None:
         failure = _stream_over()
         try:
-            async for response in call:
+            # `read` as in the opening: a call's iterator can't take over from it.
+            while isinstance(response := await call.read(), session_pb2.ConverseResponse):
                 self._take(response)
         except aio.AioRpcError as error:
             failure = from_rpc_error(error)
