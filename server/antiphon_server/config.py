@@ -68,7 +68,9 @@ class SessionsConfig:
     max_sessions: int = 10_000
     """The most sessions of a tenant."""
     max_queued_turns: int = 16
-    """The most turns that wait in a session."""
+    """The most turns that wait in a session, beside the one that runs."""
+    max_loaded: int = 1024
+    """The most idle sessions kept in memory; others are read again when they are needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,7 @@
 """What holds for every call: its id, its failures as statuses with details, its line in the log."""
 
+from __future__ import annotations
+
 import contextlib
 import inspect
 import time
@@ -7,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 import grpc
 import structlog
@@ -17,7 +19,7 @@ from grpc.aio import ServicerContext
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_server.offload import Offload
 from antiphon_server.status import CODES, to_rpc_status
-from antiphon_server.validation import check_unknown_fields
+from antiphon_server.validation_unknown import check_unknown_fields
 
 REQUEST_ID_KEY: Final = "x-request-id"
 """The key in a call's trailing metadata under which its id stands, as in the log."""
@@ -28,7 +30,7 @@ _LARGE_BYTES: Final = 64 << 10
 """Walking over a larger request would hold the event loop up."""
 
 Context = ServicerContext[Message, Message]
-Handler = grpc.RpcMethodHandler[Message, Message]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Message, Message]"
 Requests = Message | AsyncIterator[Message]
 AnswerOnce = Callable[[Requests, Context], Awaitable[Message]]
 AnswerMany = Callable[[Requests, Context], AsyncGenerator[Message, None]]
@@ -151,7 +153,7 @@ class _Method:
         else:
             check_unknown_fields(request, "")
 
-    def _call(self, context: Context) -> "_Call":
+    def _call(self, context: Context) -> _Call:
         return _Call(self.name, context, self.draw_request_id(), self.count_call())
 
 

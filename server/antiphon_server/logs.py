@@ -3,6 +3,7 @@
 import logging
 from typing import TextIO
 
+import grpc
 import structlog
 from structlog.typing import Processor
 
@@ -32,9 +33,16 @@ def configure_logging(config: LoggingConfig, stream: TextIO) -> None:
             ],
         )
     )
+    handler.addFilter(_is_news)
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(config.level.upper())
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Leaves out what the transport calls an error and is none: a caller that went away."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, grpc.aio.InternalError)
 
 
 def _renderers(config: LoggingConfig, *, is_terminal: bool) -> list[Processor]:

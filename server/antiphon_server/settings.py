@@ -13,6 +13,7 @@ from typing import Final, get_type_hints
 from antiphon_engine.api.errors import StartupError
 from antiphon_server.config import Config
 from antiphon_server.settings_rules import Value, check_value
+from antiphon_server.transport import check_addresses
 
 ENVIRONMENT_PREFIX: Final = "ANTIPHON_"
 
@@ -54,7 +55,9 @@ def load_config(
             raise StartupError(f"{source}: there is no setting {key!r}{_nearest(key, kinds)}")
         values[key] = _parse(key, value, kinds[key], source=source)
         check_value(key, values[key], source=source)
-    return _with_user_folders(_build(values), environ)
+    config = _with_user_folders(_build(values), environ)
+    check_addresses(config.server)
+    return config
 
 
 def setting_keys() -> dict[str, str]:

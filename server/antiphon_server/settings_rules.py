@@ -42,6 +42,7 @@ RULES: Final[Mapping[str, Range | Choice]] = {
     "sessions.idle_ttl_s": Range(1, 3650 * 86400.0),
     "sessions.max_sessions": _COUNT,
     "sessions.max_queued_turns": Range(1, 1024),
+    "sessions.max_loaded": _COUNT,
     "limits.max_outputs": Range(1, 128),
     "limits.max_queued_requests": _COUNT,
     "limits.template_time_limit_s": Range(0.01, 60),
