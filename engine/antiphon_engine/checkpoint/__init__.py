@@ -1,0 +1,1 @@
+"""Checkpoints on disk: found, fetched, converted. Only converting needs torch."""

@@ -1,0 +1,238 @@
+"""Turns a GGUF file into a checkpoint directory as transformers writes them.
+
+Quantized weights are expanded. Runs in a process of its own: it needs torch and transformers.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFReader, ReaderTensor
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+
+from antiphon_engine.api.errors import StartupError
+from antiphon_engine.checkpoint.progress import OnProgress
+from antiphon_engine.checkpoint.shards import INDEX_NAME, name_some
+
+_SHARD_BYTES: Final = 2 << 30
+"""Of a file that is written; about as much is held in memory."""
+
+_ARCHITECTURES: Final = MappingProxyType({"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"})
+
+_EMBEDDING: Final = "token_embd.weight"
+_OUTPUT: Final = "output.weight"
+_WHOLE: Final = MappingProxyType(
+    {
+        _EMBEDDING: "model.embed_tokens.weight",
+        _OUTPUT: "lm_head.weight",
+        "output_norm.weight": "model.norm.weight",
+    }
+)
+_IN_LAYER: Final = MappingProxyType(
+    {
+        "attn_norm": "input_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A tensor of the file and its name in the checkpoint."""
+
+    name: str
+    tensor: ReaderTensor
+    interleaved_heads: int
+    """Heads whose rotated pairs lie side by side instead of half a head apart; 0: none."""
+
+
+def convert(source: Path, target: Path, *, tie: bool, progress: OnProgress) -> None:
+    """Writes weights, configuration and tokenizer into the empty directory `target`.
+
+    Args:
+        source: The file.
+        target: The directory.
+        tie: Whether to use the output matrix, where there is one, for the embedding as well.
+        progress: Is told the stages.
+
+    Raises:
+        StartupError: the file is broken, or its architecture or a tensor isn't supported.
+    """
+    reader = _read(source)
+    architecture = _text(reader, "general.architecture")
+    if architecture not in _ARCHITECTURES:
+        raise StartupError(
+            f"GGUF architecture {architecture!r} is not supported; supported: "
+            + ", ".join(sorted(_ARCHITECTURES))
+        )
+    progress("read configuration and tokenizer", 0, 0)
+    config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+
+    entries = _entries(reader, architecture, config, tie=tie)
+    dtype = _dtype(entries)
+    _write_weights(entries, target, dtype, progress=progress)
+    _write_config(config, target, _ARCHITECTURES[architecture], entries, dtype)
+    _write_tokenizer(tokenizer, target, config)
+    _write_generation_config(reader, tokenizer, target)
+
+
+def _read(source: Path) -> GGUFReader:
+    try:
+        return GGUFReader(source)
+    except (ValueError, KeyError, IndexError, OSError) as error:
+        raise StartupError(f"{source} is no whole GGUF file: {error}") from error
+
+
+def _text(reader: GGUFReader, key: str) -> str:
+    field = reader.fields.get(key)
+    return str(field.contents()) if field is not None else ""
+
+
+def _entries(
+    reader: GGUFReader, architecture: str, config: PretrainedConfig, *, tie: bool
+) -> list[_Entry]:
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    if tie and _OUTPUT in tensors:
+        tensors[_EMBEDDING] = tensors.pop(_OUTPUT)
+    entries, unknown = [], []
+    for name, tensor in tensors.items():
+        target = _target_name(name)
+        if target is None:
+            unknown.append(name)
+            continue
+        heads = 0
+        if architecture == "llama" and ".attn_q." in name:
+            heads = config.num_attention_heads
+        elif architecture == "llama" and ".attn_k." in name:
+            heads = config.num_key_value_heads
+        entries.append(_Entry(target, tensor, heads))
+    if unknown:
+        raise StartupError(f"the file has tensors that aren't supported: {name_some(unknown)}")
+    return entries
+
+
+def _target_name(name: str) -> str | None:
+    if name in _WHOLE:
+        return _WHOLE[name]
+    match name.split("."):
+        case ["blk", layer, part, kind] if part in _IN_LAYER:
+            return f"model.layers.{layer}.{_IN_LAYER[part]}.{kind}"
+    return None
+
+
+def _dtype(entries: Sequence[_Entry]) -> torch.dtype:
+    """Returns what holds the matrices without loss where they are plain; else bfloat16."""
+    types = {entry.tensor.tensor_type for entry in entries if len(entry.tensor.shape) > 1}
+    if GGMLQuantizationType.F32 in types:
+        return torch.float32
+    if GGMLQuantizationType.F16 in types:
+        return torch.float16
+    return torch.bfloat16
+
+
+def _write_weights(
+    entries: Sequence[_Entry], target: Path, dtype: torch.dtype, *, progress: OnProgress
+) -> None:
+    shards = list(_divide(entries, dtype))
+    weight_map: dict[str, str] = {}
+    done = 0
+    for index, shard in enumerate(shards, start=1):
+        file = f"model-{index:05}-of-{len(shards):05}.safetensors"
+        if len(shards) == 1:
+            file = "model.safetensors"
+        tensors = {}
+        for entry in shard:
+            tensors[entry.name] = _expand(entry).to(dtype)
+            done += 1
+            progress("convert", done, len(entries))
+        progress(f"write {file}", done, len(entries))
+        save_file(tensors, target / file, {"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, file)
+    if len(shards) > 1:
+        size_bytes = sum(int(entry.tensor.n_elements) for entry in entries) * dtype.itemsize
+        _write_json(
+            target / INDEX_NAME, {"metadata": {"total_size": size_bytes}, "weight_map": weight_map}
+        )
+
+
+def _divide(entries: Sequence[_Entry], dtype: torch.dtype) -> Iterator[list[_Entry]]:
+    shard: list[_Entry] = []
+    size_bytes = 0
+    for entry in entries:
+        entry_bytes = int(entry.tensor.n_elements) * dtype.itemsize
+        if shard and size_bytes + entry_bytes > _SHARD_BYTES:
+            yield shard
+            shard, size_bytes = [], 0
+        shard.append(entry)
+        size_bytes += entry_bytes
+    yield shard
+
+
+def _expand(entry: _Entry) -> Tensor:
+    try:
+        weights: NDArray[np.float32] = dequantize(entry.tensor.data, entry.tensor.tensor_type)
+    except NotImplementedError as error:
+        kind = entry.tensor.tensor_type.name
+        raise StartupError(f"{entry.tensor.name} is quantized as {kind}: not supported") from error
+    weights = weights.astype(np.float32)
+    if entry.interleaved_heads:
+        rows, *rest = weights.shape
+        pairs = weights.reshape(entry.interleaved_heads, -1, 2, *rest)
+        weights = pairs.swapaxes(1, 2).reshape(rows, *rest)
+    return torch.from_numpy(np.ascontiguousarray(weights))
+
+
+def _write_config(
+    config: PretrainedConfig,
+    target: Path,
+    architecture: str,
+    entries: Sequence[_Entry],
+    dtype: torch.dtype,
+) -> None:
+    config.architectures = [architecture]
+    config.dtype = dtype
+    config.tie_word_embeddings = all(entry.name != _WHOLE[_OUTPUT] for entry in entries)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    config.save_pretrained(target)
+
+
+def _write_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, target: Path, config: PretrainedConfig
+) -> None:
+    tokenizer.model_max_length = config.max_position_embeddings
+    tokenizer.save_pretrained(target)
+
+
+def _write_generation_config(
+    reader: GGUFReader, tokenizer: PreTrainedTokenizerBase, target: Path
+) -> None:
+    """Writes every end id: chats end with one, plain texts with another."""
+    keys = ("eos_token_id", "eot_token_id", "eom_token_id")
+    fields = [reader.fields.get(f"tokenizer.ggml.{key}") for key in keys]
+    end_ids = [int(field.contents()) for field in fields if field is not None]
+    vocabulary: Mapping[str, int] = tokenizer.get_vocab()
+    if "<|endoftext|>" in vocabulary:
+        end_ids.append(vocabulary["<|endoftext|>"])
+    _write_json(target / "generation_config.json", {"eos_token_id": list(dict.fromkeys(end_ids))})
+
+
+def _write_json(path: Path, value: Mapping[str, object]) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

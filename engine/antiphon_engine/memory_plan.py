@@ -1,0 +1,162 @@
+"""How long texts may be and how large the KV cache is, decided before any weights are read."""
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from antiphon_engine.api.config import EngineConfig
+from antiphon_engine.api.errors import StartupError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeeds:
+    """What a model takes, in bytes, apart from the cache's size."""
+
+    weights_bytes: int
+    kv_token_bytes: int
+    """Of one token in the cache, over all layers."""
+    step_bytes: int
+    """The most that one step's intermediate results take; an estimate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """The sizes that the engine runs with."""
+
+    num_blocks: int
+    """Blocks of KV cache with block 0, which is scratch."""
+    block_tokens: int
+    context_tokens: int
+    """Prompt and output together; fits the cache."""
+
+    @property
+    def kv_cache_tokens(self) -> int:
+        """Tokens that the cache holds."""
+        return (self.num_blocks - 1) * self.block_tokens
+
+
+def plan_memory(
+    config: EngineConfig, needs: MemoryNeeds, *, model_context_tokens: int, available_bytes: int
+) -> MemoryPlan:
+    """Sizes the cache as configured, and the context to fit it.
+
+    Where no context length is configured and the checkpoint's doesn't fit the cache, the context is
+    shortened with a warning.
+
+    Raises:
+        StartupError: the configured context is longer than the model's or than the cache, the cache
+            holds not even a block, or weights and cache exceed the available memory.
+    """
+    asked = config.max_context_tokens
+    if asked > model_context_tokens:
+        raise StartupError(
+            f"engine.max_context_tokens is {asked}, but the model takes at most "
+            f"{model_context_tokens} tokens"
+        )
+    block_bytes = config.block_tokens * needs.kv_token_bytes
+    num_blocks = _num_blocks(config, block_bytes)
+    context = min(asked or model_context_tokens, num_blocks * config.block_tokens)
+    if context < asked:
+        needed = -(-asked // config.block_tokens)
+        raise StartupError(
+            f"the KV cache is too small for engine.max_context_tokens = {asked}: needed "
+            f"{needed} blocks of {config.block_tokens} tokens ({_mib(needed * block_bytes)}), "
+            f"available {num_blocks} ({_mib(num_blocks * block_bytes)}); largest length that "
+            f"fits: {context}. Raise engine.kv_cache_tokens or engine.kv_cache_bytes"
+        )
+    _check_available(needs, num_blocks, block_bytes, available_bytes)
+    if context < model_context_tokens and not asked:
+        _log.warning(
+            "the context is limited to %d tokens, which is what the KV cache holds; the model "
+            "takes %d, for which engine.kv_cache_bytes must be at least %d",
+            context,
+            model_context_tokens,
+            -(-model_context_tokens // config.block_tokens) * block_bytes,
+        )
+    # One block more: scratch takes none of what the user asked for.
+    return MemoryPlan(
+        num_blocks=num_blocks + 1, block_tokens=config.block_tokens, context_tokens=context
+    )
+
+
+def available_memory_bytes(root: Path = Path("/")) -> int:
+    """Returns what this process may still allocate: of the machine, or of its control group."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = _meminfo_available_bytes(root / "proc/meminfo") or pages
+    group = root / "sys/fs/cgroup"
+    limit = _read_integer(group / "memory.max")
+    used = _read_integer(group / "memory.current")
+    if limit is not None and used is not None:
+        available = min(available, max(0, limit - used + _reclaimable_bytes(group / "memory.stat")))
+    return available
+
+
+def _num_blocks(config: EngineConfig, block_bytes: int) -> int:
+    if config.kv_cache_tokens:
+        num_blocks = config.kv_cache_tokens // config.block_tokens
+        asked = f"engine.kv_cache_tokens = {config.kv_cache_tokens}"
+    else:
+        num_blocks = config.kv_cache_bytes // block_bytes
+        asked = f"engine.kv_cache_bytes = {config.kv_cache_bytes}"
+    if num_blocks < 1:
+        raise StartupError(
+            f"{asked} holds no block of KV cache: needed at least {config.block_tokens} tokens "
+            f"({block_bytes} bytes)"
+        )
+    return num_blocks
+
+
+def _check_available(
+    needs: MemoryNeeds, num_blocks: int, block_bytes: int, available_bytes: int
+) -> None:
+    cache_bytes = (num_blocks + 1) * block_bytes
+    needed = needs.weights_bytes + cache_bytes + needs.step_bytes
+    if needed <= available_bytes:
+        return
+    left = available_bytes - needs.weights_bytes - needs.step_bytes - block_bytes
+    tokens = max(0, left // block_bytes) * (block_bytes // needs.kv_token_bytes)
+    fits = (
+        f"largest KV cache that fits: {tokens} tokens (engine.kv_cache_tokens)"
+        if tokens
+        else "not even the weights fit: serve a smaller model"
+    )
+    raise StartupError(
+        f"not enough memory: needed {_mib(needed)} (weights {_mib(needs.weights_bytes)}, KV cache "
+        f"{_mib(cache_bytes)}, steps {_mib(needs.step_bytes)}), available "
+        f"{_mib(available_bytes)}; {fits}"
+    )
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 20):.0f} MiB"
+
+
+def _meminfo_available_bytes(path: Path) -> int | None:
+    return _find_number(path, "MemAvailable:", unit=1024)
+
+
+def _reclaimable_bytes(path: Path) -> int:
+    return _find_number(path, "inactive_file", unit=1) or 0
+
+
+def _find_number(path: Path, key: str, *, unit: int) -> int | None:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        words = line.split()
+        if len(words) >= 2 and words[0] == key:
+            return int(words[1]) * unit
+    return None
+
+
+def _read_integer(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,1 @@
+"""The models: plain modules, their configuration and the loading of their weights."""

@@ -1,0 +1,66 @@
+"""The decoder-only transformer of the Llama and Qwen families.
+
+Shape suffixes: T tokens, S sampled tokens, H hidden size, V vocabulary.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from antiphon_engine.checkpoint.progress import OnProgress
+from antiphon_engine.checkpoint.shards import find_shards
+from antiphon_engine.model.batch import StepBatch
+from antiphon_engine.model.config import ModelConfig
+from antiphon_engine.model.layers import DecoderLayer, RmsNorm
+from antiphon_engine.model.linear import Linear
+from antiphon_engine.model.partition import Partition
+from antiphon_engine.model.rope import Rope
+from antiphon_engine.model.transformer_weights import EMBEDDING, HEAD, weight_targets
+from antiphon_engine.model.weights import TiedHead, load_weights
+
+
+class Transformer(nn.Module):
+    """One class for every family: `ModelConfig` says where they differ.
+
+    Embedding and output matrix are whole on every rank.
+    """
+
+    def __init__(self, config: ModelConfig, *, part: Partition, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._config = config
+        self._part = part
+        self._dtype = dtype
+        self._rope = Rope(config.rope, config.head_dim)
+        self.embedding = nn.Parameter(
+            torch.empty(config.vocabulary_size, config.hidden_size, dtype=dtype),
+            requires_grad=False,
+        )
+        self.layers = [
+            DecoderLayer(config, layer, part, dtype) for layer in range(config.num_layers)
+        ]
+        self._registered_layers = nn.ModuleList(self.layers)
+        self.norm = RmsNorm(config.hidden_size, epsilon=config.norm_epsilon, dtype=dtype)
+        self.head = Linear(config.hidden_size, config.vocabulary_size, bias=False, dtype=dtype)
+        if config.tied_embeddings:
+            self.head.tie(self.embedding)
+
+    def load(self, checkpoint: Path, *, on_progress: OnProgress) -> None:
+        """Reads the weights. Raises StartupError where they aren't exactly the model's."""
+        load_weights(
+            find_shards(checkpoint),
+            weight_targets(self, self._config, self._part),
+            tied=TiedHead(head=HEAD, embedding=EMBEDDING) if self._config.tied_embeddings else None,
+            on_progress=on_progress,
+        )
+
+    def logits(self, batch: StepBatch) -> Tensor:
+        """Returns float32 logits of the sampled tokens: [S, V]."""
+        x_TH = functional.embedding(batch.input_ids_T, self.embedding)
+        rotation = self._rope.rotation(batch.positions_T, self._dtype)
+        for layer in self.layers:
+            x_TH = layer(x_TH, rotation, batch.attention)
+        x_SH = self.norm(x_TH[batch.sample_rows_S])
+        logits_SV: Tensor = self.head(x_SH)
+        return logits_SV.float()

@@ -1,0 +1,138 @@
+"""Fills a model's parameters from a checkpoint's files: each once, and nothing left over."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from antiphon_engine.api.errors import StartupError
+from antiphon_engine.checkpoint.progress import OnProgress
+from antiphon_engine.checkpoint.shards import Shards, name_some
+
+_log = logging.getLogger(__name__)
+
+_DERIVED_SUFFIX = ".rotary_emb.inv_freq"
+"""Some old checkpoints hold what follows from their configuration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightTarget:
+    """Where a tensor of the checkpoint goes."""
+
+    destination: Tensor
+    """A view of a parameter; the loader writes all of it."""
+    source_shape: tuple[int, ...]
+    """The shape that the whole tensor must have."""
+    source_part: tuple[slice, ...]
+    """What of the tensor is this rank's, a slice a dimension."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TiedHead:
+    """A model whose output matrix is its embedding; a file may hold it twice all the same."""
+
+    head: str
+    embedding: str
+
+
+def load_weights(
+    shards: Shards,
+    targets: Mapping[str, WeightTarget],
+    *,
+    tied: TiedHead | None,
+    on_progress: OnProgress,
+) -> None:
+    """Copies every target's tensor into place, file by file, holding one tensor at a time.
+
+    Where embedding and output matrix are tied, a separate output matrix in the files is left out,
+    with a warning if it differs.
+
+    Raises:
+        StartupError: a tensor is missing, unknown, or of the wrong shape or type. Checked from the
+            headers as far as possible, before weights are read.
+    """
+    names = {name for name in shards.files if not name.endswith(_DERIVED_SUFFIX)}
+    if tied is not None and tied.head in names:
+        _warn_of_other_head(shards, tied)
+        names.discard(tied.head)
+    missing, unknown = targets.keys() - names, names - targets.keys()
+    if missing:
+        raise StartupError(f"the checkpoint lacks tensors of the model: {name_some(missing)}")
+    if unknown:
+        raise StartupError(f"the checkpoint has tensors unknown to the model: {name_some(unknown)}")
+
+    done = 0
+    for path, held in shards.by_file().items():
+        wanted = [name for name in held if name in targets]
+        with _open(path) as file:
+            for name in wanted:
+                _check(name, file.get_slice(name), targets[name])
+            for name in wanted:
+                _copy(name, file, targets[name])
+                done += 1
+                on_progress("load", done, len(targets))
+
+
+class _TensorSlice(Protocol):
+    """A tensor of a file, not read yet."""
+
+    def get_shape(self) -> list[int]: ...
+
+    def get_dtype(self) -> str: ...
+
+    def __getitem__(self, index: tuple[slice, ...]) -> Tensor: ...
+
+
+class _File(Protocol):
+    """An open safetensors file."""
+
+    def get_slice(self, name: str) -> _TensorSlice: ...
+
+    def get_tensor(self, name: str) -> Tensor: ...
+
+
+def _open(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise StartupError(f"{path} is no whole safetensors file: {error}") from error
+
+
+def _check(name: str, source: _TensorSlice, target: WeightTarget) -> None:
+    shape = tuple(source.get_shape())
+    if shape != target.source_shape:
+        raise StartupError(
+            f"{name} has shape {list(shape)} in the checkpoint, but its configuration asks for "
+            f"{list(target.source_shape)}"
+        )
+    if source.get_dtype() not in ("F32", "F16", "BF16"):
+        raise StartupError(
+            f"{name} is stored as {source.get_dtype()}: only F32, F16 and BF16 are read"
+        )
+
+
+def _copy(name: str, file: _File, target: WeightTarget) -> None:
+    source = file.get_slice(name)[target.source_part]
+    assert source.shape == target.destination.shape, name
+    target.destination.copy_(source)
+
+
+def _warn_of_other_head(shards: Shards, tied: TiedHead) -> None:
+    if tied.embedding not in shards.files:
+        return  # reported as missing
+    with _open(shards.files[tied.head]) as file:
+        head = file.get_tensor(tied.head)
+    with _open(shards.files[tied.embedding]) as file:
+        embedding = file.get_tensor(tied.embedding)
+    if not torch.equal(head, embedding):
+        _log.warning(
+            "%s in the checkpoint differs from %s, but its configuration ties the two "
+            "(tie_word_embeddings): it is ignored",
+            tied.head,
+            tied.embedding,
+        )
