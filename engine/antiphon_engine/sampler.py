@@ -82,7 +82,7 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, plan: StepBuffers) -> Sampled:
-        """Draws a token for each sampled row of the plan from `logits` [S, V], which it overwrites."""
+        """Draws a token for each sampled row of the plan from `logits` [S, V]; overwrites them."""
         num_rows = int(plan["header"][_native.HEADER_NUM_ROWS])
         step_rows = np.nonzero(np.diff(plan["sample_indptr"][: num_rows + 1]))[0]
         assert step_rows.shape[0] == logits.shape[0], "one position of a row is sampled at most"

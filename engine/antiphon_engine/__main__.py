@@ -1,0 +1,38 @@
+"""Entry point of the engine process, which the front end starts."""
+
+import sys
+from pathlib import Path
+
+from antiphon_engine.api.process import EngineStart, link_of_this_process, read_start
+from antiphon_engine.engine_process import LoadedModel, ModelFacts, OnProgress, run_engine
+from antiphon_engine.executor import Executor
+from antiphon_engine.logs import configure_logging
+
+
+def load(start: EngineStart, on_progress: OnProgress) -> LoadedModel:
+    """Loads the checkpoint that `start` names. Raises StartupError."""
+    executor = Executor(start.config, Path(start.checkpoint), on_progress=on_progress)
+    model = executor.model_config
+    return LoadedModel(
+        executor=executor,
+        facts=ModelFacts(
+            architecture=model.architecture,
+            dtype=executor.dtype_name,
+            quantization="",
+            vocabulary_size=model.vocabulary_size,
+            context_tokens=executor.memory.context_tokens,
+            num_blocks=executor.memory.num_blocks,
+        ),
+    )
+
+
+def main() -> int:
+    """Runs the engine and returns the process's exit status."""
+    link = link_of_this_process(sys.argv[1:])
+    start = read_start(sys.stdin.buffer)
+    configure_logging(sys.stderr, level=start.logging.level, as_json=start.logging.as_json)
+    return run_engine(start, link, load)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

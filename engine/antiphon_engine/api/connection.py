@@ -1,0 +1,73 @@
+"""The front end's end of the socket to an engine process, on the event loop."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from antiphon_engine.api.frames import FrameError, encode_frame, front_end_reader
+from antiphon_engine.api.messages import ToEngine, ToFrontEnd
+
+
+class EngineConnection(asyncio.Protocol):
+    """Sends messages and hands those that come to a callback, until the other end is gone."""
+
+    def __init__(self, on_message: Callable[[ToFrontEnd], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._on_message = on_message
+        self._reader = front_end_reader()
+        self._transport: asyncio.Transport | None = None
+        self._clock = loop.time
+        self.last_heard_s = loop.time()
+        """When the engine last sent anything, on the event loop's clock."""
+        self.lost: asyncio.Future[str] = loop.create_future()
+        """Done when nothing more comes; says why."""
+
+    @classmethod
+    async def open(
+        cls, link: socket.socket, on_message: Callable[[ToFrontEnd], None]
+    ) -> "EngineConnection":
+        """Takes over a connected socket."""
+        loop = asyncio.get_running_loop()
+        link.setblocking(False)
+        _, connection = await loop.create_unix_connection(lambda: cls(on_message), sock=link)
+        return connection
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the engine has not taken yet."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def send(self, message: ToEngine) -> None:
+        """Sends `message`; dropped where the engine is gone."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode_frame(message))
+
+    def close(self) -> None:
+        """Lets go of the socket, which ends an engine that still runs."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the event loop."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the event loop."""
+        self.last_heard_s = self._clock()
+        try:
+            messages = self._reader.feed(data)
+        except FrameError as error:
+            self._lose(f"it sent {error}")
+            self.close()
+            return
+        for message in messages:
+            self._on_message(message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the event loop."""
+        self._lose(str(exc) if exc is not None else "it closed the link")
+
+    def _lose(self, why: str) -> None:
+        if not self.lost.done():
+            self.lost.set_result(why)

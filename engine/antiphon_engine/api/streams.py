@@ -1,0 +1,143 @@
+"""The news of running requests, joined until their readers take them."""
+
+import asyncio
+from array import array
+from collections.abc import Callable, Mapping
+
+from antiphon_engine.api.errors import AntiphonError
+from antiphon_engine.api.handle import OutputNews, RequestNews
+from antiphon_engine.api.messages import Cancel, FinishOutput, OutputEnded, StepNews, ToEngine
+
+
+class NewsStream:
+    """The RequestStream of one request. Written by the link, read by one task; one event loop."""
+
+    def __init__(
+        self,
+        request_id: int,
+        *,
+        num_outputs: int,
+        send: Callable[[ToEngine], None],
+        forget: Callable[[int], None],
+    ) -> None:
+        self._request_id = request_id
+        self._num_open = num_outputs
+        self._send = send
+        self._forget = forget
+        self._news = RequestNews()
+        self._has_news = False
+        self._has_first_token = False
+        self._error: AntiphonError | None = None
+        self._cancelled = False
+        self._closed = False
+        self._arrived = asyncio.Event()
+
+    async def next(self) -> RequestNews:
+        """See RequestStream."""
+        if not self._has_news and self._error is None:
+            assert self._num_open, "nothing comes after the last news"
+            assert not self._closed, "a closed stream is read no more"
+            self._arrived.clear()
+            await self._arrived.wait()
+        if self._has_news:
+            news, self._news, self._has_news = self._news, RequestNews(), False
+            return news
+        assert self._error is not None
+        raise self._error
+
+    def finish_output(self, output_index: int, keep_tokens: int) -> None:
+        """See RequestStream."""
+        if self._runs():
+            self._send(
+                FinishOutput(
+                    request_id=self._request_id, output_index=output_index, keep_tokens=keep_tokens
+                )
+            )
+
+    def cancel(self) -> None:
+        """See RequestStream."""
+        if self._runs() and not self._cancelled:
+            self._cancelled = True
+            self._send(Cancel(request_id=self._request_id))
+
+    def close(self) -> None:
+        """See RequestStream."""
+        if self._closed:
+            return
+        self.cancel()
+        self._closed = True
+        self._forget(self._request_id)
+
+    # Written by the link.
+
+    def start(self, cached_prompt_tokens: int, step_start_ns: int) -> None:
+        """Adds the news that the first step ran."""
+        self._news.cached_prompt_tokens = cached_prompt_tokens
+        self._news.first_step_ns = step_start_ns
+        self._announce()
+
+    def add_token(self, output_index: int, token_id: int, end_ns: int) -> None:
+        """Adds a token that came in the step that ended at `end_ns`."""
+        self.output(output_index).token_ids.append(token_id)
+        if not self._has_first_token:
+            self._has_first_token = True
+            self._news.first_token_ns = end_ns
+        self._news.last_token_ns = end_ns
+        self._announce()
+
+    def end_output(self, ended: OutputEnded) -> bool:
+        """Adds the end of an output and returns whether that was the last."""
+        output = self.output(ended.output_index)
+        output.ended = ended.reason
+        output.num_steps = ended.num_steps
+        output.num_preemptions = ended.num_preemptions
+        self._num_open -= 1
+        self._announce()
+        return self._num_open == 0
+
+    def fail(self, error: AntiphonError) -> None:
+        """Ends the stream with `error`, which is raised once the news so far are read."""
+        self._error = error
+        self._arrived.set()
+
+    def output(self, output_index: int) -> OutputNews:
+        """Returns the unread news of an output, to be added to."""
+        output = self._news.outputs.get(output_index)
+        if output is None:
+            output = self._news.outputs[output_index] = OutputNews()
+        return output
+
+    def _announce(self) -> None:
+        self._has_news = True
+        self._arrived.set()
+
+    def _runs(self) -> bool:
+        return self._num_open > 0 and self._error is None and not self._closed
+
+
+def deliver_step(step: StepNews, streams: Mapping[int, NewsStream]) -> list[int]:
+    """Adds a step's news to the streams they belong to and returns the ids of those that ended.
+
+    News of requests that have no stream any more are dropped.
+    """
+    for started in step.started:
+        if stream := streams.get(started.request_id):
+            stream.start(started.cached_prompt_tokens, started.step_start_ns)
+    rows = zip(
+        array("Q", step.request_ids),
+        array("i", step.output_indices),
+        array("i", step.token_ids),
+        strict=True,
+    )
+    for request_id, output_index, token_id in rows:
+        if stream := streams.get(request_id):
+            stream.add_token(output_index, token_id, step.end_ns)
+    for logprobs in step.logprobs:
+        if stream := streams.get(logprobs.request_id):
+            stream.output(logprobs.output_index).logprobs.append(logprobs)
+    done = []
+    for ended in step.ended:
+        stream = streams.get(ended.request_id)
+        if stream is not None and stream.end_output(ended):
+            done.append(ended.request_id)
+    return done

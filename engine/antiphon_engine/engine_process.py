@@ -1,0 +1,181 @@
+"""An engine process from its start to its end: load, warm up, say Ready, run the loop."""
+
+import gc
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import structlog
+
+from antiphon_engine import _native
+from antiphon_engine.api.config import EngineConfig
+from antiphon_engine.api.errors import StartupError
+from antiphon_engine.api.messages import (
+    GenerationRequest,
+    LoadFailed,
+    LoadProgress,
+    Ready,
+    SamplingParams,
+    StopParams,
+)
+from antiphon_engine.api.process import EngineStart
+from antiphon_engine.link import FrontEndGoneError, FrontEndLink
+from antiphon_engine.loop import NUM_BUFFER_SETS, EngineLoop, EngineParts
+from antiphon_engine.requests import Requests
+from antiphon_engine.sampler import MAX_TOP_LOGPROBS, Sampler, sampling_flags
+from antiphon_engine.step_executor import StepExecutor
+from antiphon_engine.watchdog import end_with_front_end
+
+_log = structlog.get_logger(__name__)
+
+OnProgress: TypeAlias = Callable[[str, int, int], None]
+
+_WARM_UP_PROMPT_TOKENS = 32
+_WARM_UP_OUTPUT_TOKENS = 3
+_LAST_WORDS_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What is known of a model once it is loaded."""
+
+    architecture: str
+    dtype: str
+    quantization: str
+    vocabulary_size: int
+    context_tokens: int
+    num_blocks: int
+    """With block 0, which is scratch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model that can compute steps."""
+
+    executor: StepExecutor
+    facts: ModelFacts
+
+
+Load: TypeAlias = Callable[[EngineStart, OnProgress], LoadedModel]
+
+
+def run_engine(start: EngineStart, link_socket: socket.socket, load: Load) -> int:
+    """Serves one front end over `link_socket` until either ends; returns the exit status.
+
+    Args:
+        start: What to serve, and how.
+        link_socket: Connected to the front end; closed at the end.
+        load: Loads the model, and says how far it is. May raise StartupError.
+    """
+    end_with_front_end(link_socket)
+    link = FrontEndLink(link_socket)
+    try:
+        loop = _make_loop(start, link, load)
+    except StartupError as error:
+        link.send(LoadFailed(message=str(error)))
+        link.drain(_LAST_WORDS_S)
+        return 1
+    except FrontEndGoneError as error:
+        _log.warning("front end gone while loading", cause=str(error))
+        return 0
+    gc.collect()
+    gc.freeze()
+    # A full collection stops every stream; the loop asks for one when nothing runs.
+    gc.set_threshold(10_000, 50, 1 << 30)
+    loop.run()
+    link.close()
+    return 0
+
+
+def _make_loop(start: EngineStart, link: FrontEndLink, load: Load) -> EngineLoop:
+    config = start.config
+
+    def on_progress(stage: str, done: int, total: int) -> None:
+        link.send(LoadProgress(stage=stage, done=done, total=total))
+
+    model = load(start, on_progress)
+    facts = model.facts
+    on_progress("warm-up", 0, 1)
+    _warm_up(config, model)
+    on_progress("warm-up", 1, 1)
+    core = _make_core(config, model)
+    parts = EngineParts(
+        core=core,
+        executor=model.executor,
+        sampler=Sampler(num_slots=config.max_rows, vocabulary_size=facts.vocabulary_size),
+        requests=Requests(
+            core,
+            vocabulary_size=facts.vocabulary_size,
+            weights=start.checkpoint,
+            num_reserved=config.max_requests,
+        ),
+    )
+    loop = EngineLoop(parts, link)
+    link.send(_ready(config, facts))
+    return loop
+
+
+def _make_core(config: EngineConfig, model: LoadedModel) -> _native.EngineCore:
+    core = _native.EngineCore(
+        num_blocks=model.facts.num_blocks,
+        block_tokens=config.block_tokens,
+        max_rows=config.max_rows,
+        max_step_tokens=config.max_step_tokens,
+        max_context_tokens=model.facts.context_tokens,
+        max_requests=config.max_requests,
+        num_buffer_sets=NUM_BUFFER_SETS,
+        prefix_reuse=config.prefix_reuse,
+    )
+    for set_index in range(NUM_BUFFER_SETS):
+        core.register_buffers(set_index, **model.executor.buffers(set_index))
+    return core
+
+
+def _warm_up(config: EngineConfig, model: LoadedModel) -> None:
+    """Runs a request through a core of its own, so that the first real one finds all in place.
+
+    The core that serves starts with clean counters and an empty cache.
+    """
+    core, executor = _make_core(config, model), model.executor
+    sampler = Sampler(num_slots=config.max_rows, vocabulary_size=model.facts.vocabulary_size)
+    num_prompt_tokens = max(1, min(_WARM_UP_PROMPT_TOKENS, model.facts.context_tokens // 2))
+    prompt = np.zeros(num_prompt_tokens, np.int32)
+    request = GenerationRequest(
+        prompt=prompt.tobytes(),
+        sampling=SamplingParams(seed=0, top_k=20, top_p=0.9, repetition_penalty=1.1),
+        stop=StopParams(max_output_tokens=_WARM_UP_OUTPUT_TOKENS),
+    )
+    no_ids = np.zeros(0, np.int32)
+    core.submit(
+        prompt,
+        scope=core.intern_scope(tenant="", cache_scope="", adapter="", weights=""),
+        max_output_tokens=_WARM_UP_OUTPUT_TOKENS,
+        end_ids=no_ids,
+        stop_ids=no_ids,
+        seed=0,
+        flags=sampling_flags(request),
+    )
+    while step_id := core.plan(0):
+        plan = executor.buffers(0)
+        for row in plan["slot_init"][: plan["header"][_native.HEADER_NUM_SLOT_INITS]]:
+            sampler.assign_slot(int(plan["slot"][row]), request, prompt)
+        executor.store_tokens(0, sampler.sample(executor.execute(0), plan).tokens)
+        core.commit(step_id)
+
+
+def _ready(config: EngineConfig, facts: ModelFacts) -> Ready:
+    return Ready(
+        architecture=facts.architecture,
+        device=config.device,
+        dtype=facts.dtype,
+        quantization=facts.quantization,
+        vocabulary_size=facts.vocabulary_size,
+        context_tokens=facts.context_tokens,
+        kv_cache_tokens=(facts.num_blocks - 1) * config.block_tokens,
+        block_tokens=config.block_tokens,
+        max_rows=config.max_rows,
+        max_step_tokens=config.max_step_tokens,
+        max_top_logprobs=min(MAX_TOP_LOGPROBS, facts.vocabulary_size),
+    )

@@ -1,0 +1,92 @@
+"""What the engine itself checks of a request, so that no value of the front end's can break it."""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from antiphon_engine.api.errors import ErrorReason
+from antiphon_engine.api.messages import GenerationRequest, SamplingParams
+
+_MAX_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Why a request is refused."""
+
+    reason: ErrorReason
+    message: str
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+def find_fault(request: GenerationRequest, *, vocabulary_size: int) -> Fault | None:
+    """Returns the first fault of a request, or None."""
+    if request.scope.adapter:
+        return Fault(
+            reason=ErrorReason.UNSUPPORTED_FEATURE,
+            message=f"The engine has no adapter {request.scope.adapter!r}.",
+        )
+    message = (
+        _prompt_fault(request, vocabulary_size)
+        or _limits_fault(request)
+        or _ids_fault(request, vocabulary_size)
+        or _sampling_fault(request.sampling)
+    )
+    return Fault(reason=ErrorReason.INVALID_FIELD, message=message) if message else None
+
+
+def _prompt_fault(request: GenerationRequest, vocabulary_size: int) -> str:
+    if not request.prompt or len(request.prompt) % 4:
+        return f"The prompt has {len(request.prompt)} bytes; it takes 4 a token, and one token."
+    prompt = np.frombuffer(request.prompt, np.int32)
+    outside = (prompt < 0) | (prompt >= vocabulary_size)
+    if outside.any():
+        token_id = int(prompt[outside.argmax()])
+        return f"Prompt token {token_id} is outside the vocabulary of {vocabulary_size}."
+    return ""
+
+
+def _limits_fault(request: GenerationRequest) -> str:
+    stop = request.stop
+    if request.num_outputs < 1:
+        return f"num_outputs is {request.num_outputs}; it must be at least 1."
+    if not 1 <= stop.max_output_tokens <= _MAX_INT32:
+        return f"max_output_tokens is {stop.max_output_tokens}; it must be at least 1."
+    if not 0 <= stop.min_output_tokens <= stop.max_output_tokens:
+        return f"min_output_tokens is {stop.min_output_tokens}; at most {stop.max_output_tokens}."
+    if not 0 <= request.priority <= 100:
+        return f"priority is {request.priority}; it must be from 0 to 100."
+    return ""
+
+
+def _ids_fault(request: GenerationRequest, vocabulary_size: int) -> str:
+    for name, token_ids in (
+        ("stop_ids", request.stop.stop_ids),
+        ("logit_bias", request.sampling.logit_bias),
+    ):
+        for token_id in token_ids:
+            if not 0 <= token_id < vocabulary_size:
+                return f"{name} has {token_id}, outside the vocabulary of {vocabulary_size}."
+    if any(token_id < 0 for token_id in request.stop.end_ids):
+        return "end_ids has a negative id."
+    return ""
+
+
+def _sampling_fault(sampling: SamplingParams) -> str:
+    numbers = {
+        "temperature": (sampling.temperature, sampling.temperature >= 0),
+        "top_k": (sampling.top_k, sampling.top_k >= 0),
+        "top_p": (sampling.top_p, 0 < sampling.top_p <= 1),
+        "min_p": (sampling.min_p, 0 <= sampling.min_p <= 1),
+        "presence_penalty": (sampling.presence_penalty, True),
+        "frequency_penalty": (sampling.frequency_penalty, True),
+        "repetition_penalty": (sampling.repetition_penalty, sampling.repetition_penalty > 0),
+        "seed": (sampling.seed, 0 <= sampling.seed < 2**64),
+    }
+    for name, (value, in_range) in numbers.items():
+        if not (in_range and math.isfinite(value)):
+            return f"{name} is {value}, which is out of range."
+    if not all(math.isfinite(bias) for bias in sampling.logit_bias.values()):
+        return "logit_bias has a value that is not finite."
+    return ""

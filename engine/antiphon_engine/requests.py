@@ -1,0 +1,247 @@
+"""The engine's requests: which core request computes which output of which front-end request.
+
+Work is done per request at submit, first row and end. What is read every step lies in arrays that
+are indexed by the core's request index, the low half of its handle.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from antiphon_engine import _native
+from antiphon_engine.api.errors import ErrorReason
+from antiphon_engine.api.messages import (
+    FinishReason,
+    GenerationRequest,
+    OutputEnded,
+    RequestFailed,
+    Scope,
+)
+from antiphon_engine.request_checks import Fault, find_fault
+from antiphon_engine.sampler import sampling_flags
+
+_INDEX_MASK = np.uint64(0xFFFFFFFF)
+
+COUNTED_AS = {
+    FinishReason.END_ID: "STOP",
+    FinishReason.STOP_ID: "STOP_SEQUENCE",
+    FinishReason.MAX_OUTPUT_TOKENS: "MAX_OUTPUT_TOKENS",
+    FinishReason.CONTEXT_FULL: "CONTEXT_FULL",
+    FinishReason.CANCELLED: "CANCELLED",
+    # The caller finishes an output whose text met a stop string.
+    FinishReason.FINISHED_BY_CALLER: "STOP_SEQUENCE",
+}
+"""The contract's words for finish reasons, under which ended outputs are counted."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ActiveRequest:
+    """A request of which some output has not ended."""
+
+    request_id: int
+    request: GenerationRequest
+    prompt: NDArray[np.int32]
+    handles: list[int] = field(default_factory=list)
+    """The core's, by output index; 0 where the output has ended."""
+    started: bool = False
+    """Whether the front end knows of its first step."""
+
+
+class Requests:
+    """Submits, ends and finds requests. Used by the engine's one thread."""
+
+    def __init__(
+        self, core: _native.EngineCore, *, vocabulary_size: int, weights: str, num_reserved: int
+    ) -> None:
+        self._core = core
+        self._vocabulary_size = vocabulary_size
+        self._weights = weights
+        self._active: dict[int, ActiveRequest] = {}
+        self._owners: list[ActiveRequest | None] = [None] * num_reserved
+        self._request_ids = np.zeros(num_reserved, np.uint64)
+        self._output_indices = np.zeros(num_reserved, np.int32)
+        self._num_tokens = np.zeros(num_reserved, np.int32)
+        self._num_steps = np.zeros(num_reserved, np.int32)
+        self.num_finished: Counter[str] = Counter()
+        """Outputs that ended, by the contract's finish reason, and requests refused, by reason."""
+
+    @property
+    def active_ids(self) -> list[int]:
+        """The ids of the requests that have not ended."""
+        return list(self._active)
+
+    def submit(self, request_id: int, request: GenerationRequest) -> RequestFailed | None:
+        """Queues every output of a request in the core, or says why none can be."""
+        assert request_id not in self._active, f"request {request_id} is there already"
+        fault = find_fault(request, vocabulary_size=self._vocabulary_size)
+        if fault is None:
+            active = ActiveRequest(
+                request_id=request_id,
+                request=request,
+                prompt=np.frombuffer(request.prompt, np.int32),
+            )
+            fault = self._submit_outputs(active)
+        if fault is None:
+            self._active[request_id] = active
+            return None
+        self.num_finished[fault.reason] += 1
+        return RequestFailed(
+            request_id=request_id,
+            reason=fault.reason,
+            message=fault.message,
+            metadata=fault.metadata,
+        )
+
+    def cancel(self, request_id: int) -> list[OutputEnded]:
+        """Ends the outputs of a request that have not ended; none where it is unknown."""
+        active = self._active.get(request_id)
+        if active is None:
+            return []
+        ended = []
+        for output_index, handle in enumerate(active.handles):
+            if handle:
+                self._core.abort(handle)
+                ended.append(self._end(handle, FinishReason.CANCELLED, output_index=output_index))
+        return ended
+
+    def finish_output(
+        self, request_id: int, output_index: int, *, keep_tokens: int
+    ) -> OutputEnded | None:
+        """Ends an output of which the first `keep_tokens` are wanted; None where it has ended."""
+        active = self._active.get(request_id)
+        if active is None or not active.handles[output_index]:
+            return None
+        handle = active.handles[output_index]
+        self._core.finish(handle, keep_tokens)
+        return self._end(
+            handle,
+            FinishReason.FINISHED_BY_CALLER,
+            output_index=output_index,
+            num_tokens=keep_tokens,
+        )
+
+    def end(self, handle: int, reason: FinishReason) -> OutputEnded:
+        """Notes that the core has ended a request by itself."""
+        return self._end(handle, reason, output_index=int(self._output_indices[_index(handle)]))
+
+    def owner(self, handle: int) -> ActiveRequest:
+        """Returns the request that a core request belongs to."""
+        active = self._owners[_index(handle)]
+        assert active is not None, f"core request {handle} has no owner"
+        return active
+
+    def names(self, handles: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+        """Returns the request id and the output index of each of `handles`."""
+        indices = (handles & _INDEX_MASK).astype(np.int64)
+        return self._request_ids[indices], self._output_indices[indices]
+
+    def note_progress(
+        self,
+        handles: NDArray[np.uint64],
+        *,
+        num_tokens: NDArray[np.int32],
+        num_steps: NDArray[np.int32],
+    ) -> None:
+        """Notes how far each of `handles` has come, for when it ends."""
+        indices = (handles & _INDEX_MASK).astype(np.int64)
+        self._num_tokens[indices] = num_tokens
+        self._num_steps[indices] = num_steps
+
+    def scope_id(self, scope: Scope) -> int:
+        """Returns the core's id of a reuse scope."""
+        return self._core.intern_scope(
+            tenant=scope.tenant,
+            cache_scope=scope.cache_scope,
+            adapter=scope.adapter,
+            weights=self._weights,
+        )
+
+    def _submit_outputs(self, active: ActiveRequest) -> Fault | None:
+        """Queues every output, or none and returns why."""
+        request, stop = active.request, active.request.stop
+        # An end id that the model can't draw ends nothing; checkpoints name such ids.
+        end_ids = [token_id for token_id in stop.end_ids if token_id < self._vocabulary_size]
+        scope = self.scope_id(request.scope)
+        try:
+            for output_index in range(request.num_outputs):
+                handle = self._core.submit(
+                    active.prompt,
+                    scope=scope,
+                    max_output_tokens=stop.max_output_tokens,
+                    end_ids=np.array(end_ids, np.int32),
+                    stop_ids=np.array(stop.stop_ids, np.int32),
+                    seed=request.sampling.seed,
+                    output_index=output_index,
+                    priority=request.priority,
+                    flags=sampling_flags(request),
+                    leader=active.handles[0] if output_index else 0,
+                )
+                active.handles.append(handle)
+                self._bind(handle, active, output_index)
+            return None
+        except _native.NeverFitsError as error:
+            needed, available = error.args
+            fault = Fault(
+                reason=ErrorReason.NEVER_FITS,
+                message=f"The request needs {needed} blocks of KV cache and the engine has "
+                f"{available}; shorten the prompt or the output.",
+                metadata={"needed_blocks": str(needed), "available_blocks": str(available)},
+            )
+        except _native.QueueFullError:
+            fault = Fault(
+                reason=ErrorReason.OVERLOADED,
+                message="The engine holds as many requests as it may; retry later.",
+            )
+        except ValueError as error:
+            fault = Fault(reason=ErrorReason.CONTEXT_LENGTH_EXCEEDED, message=str(error))
+        for handle in active.handles:
+            self._core.abort(handle)
+            self._owners[_index(handle)] = None
+        return fault
+
+    def _bind(self, handle: int, active: ActiveRequest, output_index: int) -> None:
+        index = _index(handle)
+        if index >= len(self._owners):
+            self._reserve(max(index + 1, 2 * len(self._owners)))
+        self._owners[index] = active
+        self._request_ids[index] = active.request_id
+        self._output_indices[index] = output_index
+        self._num_tokens[index] = 0
+        self._num_steps[index] = 0
+
+    def _reserve(self, num: int) -> None:
+        more = num - len(self._owners)
+        self._owners.extend([None] * more)
+        self._request_ids = np.pad(self._request_ids, (0, more))
+        self._output_indices = np.pad(self._output_indices, (0, more))
+        self._num_tokens = np.pad(self._num_tokens, (0, more))
+        self._num_steps = np.pad(self._num_steps, (0, more))
+
+    def _end(
+        self,
+        handle: int,
+        reason: FinishReason,
+        *,
+        output_index: int,
+        num_tokens: int | None = None,
+    ) -> OutputEnded:
+        index = _index(handle)
+        active = self.owner(handle)
+        self._owners[index] = None
+        active.handles[output_index] = 0
+        if not any(active.handles):
+            del self._active[active.request_id]
+        self.num_finished[COUNTED_AS[reason]] += 1
+        return OutputEnded(
+            request_id=active.request_id,
+            output_index=output_index,
+            reason=reason,
+            num_tokens=int(self._num_tokens[index]) if num_tokens is None else num_tokens,
+            num_steps=int(self._num_steps[index]),
+        )
+
+
+def _index(handle: int) -> int:
+    return handle & 0xFFFFFFFF
