@@ -33,13 +33,18 @@ class Offload:
         """Calls that run or wait."""
         return self._num_pending
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a call would be taken now."""
+        return self._num_pending < self._max_pending
+
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Returns what `function` returns, or raises what it raises.
 
         Raises:
             AntiphonError: OVERLOADED where as many calls are pending as may be.
         """
-        if self._num_pending >= self._max_pending:
+        if not self.has_room:
             raise AntiphonError(
                 ErrorReason.OVERLOADED,
                 f"{self._num_pending} requests wait for text processing already, and no more than "

@@ -1,0 +1,98 @@
+"""Between the contract's messages and the engine's."""
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, Protocol
+
+from antiphon.v1.types_pb2 import (
+    FinishReason,
+    GenerationConfig,
+    PositionLogprobs,
+    PromptPart,
+    SamplingParams,
+    TokenLogprob,
+)
+from google.protobuf.duration_pb2 import Duration
+
+from antiphon_engine.api import messages
+from antiphon_engine.api.errors import StartupError
+from antiphon_server.validation_sampling import RANGES
+
+FINISH_REASONS: Final[Mapping[messages.FinishReason, "FinishReason.ValueType"]] = {
+    messages.FinishReason.END_ID: FinishReason.FINISH_REASON_STOP,
+    messages.FinishReason.STOP_ID: FinishReason.FINISH_REASON_STOP_SEQUENCE,
+    messages.FinishReason.MAX_OUTPUT_TOKENS: FinishReason.FINISH_REASON_MAX_OUTPUT_TOKENS,
+    messages.FinishReason.CONTEXT_FULL: FinishReason.FINISH_REASON_CONTEXT_FULL,
+    messages.FinishReason.CANCELLED: FinishReason.FINISH_REASON_CANCELLED,
+    messages.FinishReason.FINISHED_BY_CALLER: FinishReason.FINISH_REASON_STOP_SEQUENCE,
+}
+
+PROMPT_PART_TOKENS: Final = 200_000
+"""Token ids in a PromptPart: at five bytes each at most, they stay below 1 MiB."""
+
+_NANOS: Final = 1_000_000_000
+
+
+class TokenBytes(Protocol):
+    """Whatever knows the bytes of a token."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Returns them; empty for ids beyond the tokenizer."""
+
+
+def pack_token_ids(token_ids: Sequence[int]) -> bytes:
+    """Returns token ids as the engine takes them: int32, little-endian."""
+    return array("i", token_ids).tobytes()
+
+
+def to_duration(nanoseconds: int) -> Duration:
+    """Returns a span of time, or zero for one that never was."""
+    seconds, nanos = divmod(max(0, nanoseconds), _NANOS)
+    return Duration(seconds=seconds, nanos=nanos)
+
+
+def to_position_logprobs(
+    token_id: int, logprobs: messages.TokenLogprobs, tokenizer: TokenBytes
+) -> PositionLogprobs:
+    """Returns the log-probabilities of the position where `token_id` stands."""
+    top_ids, top_values = array("i", logprobs.top_ids), array("f", logprobs.top_logprobs)
+    return PositionLogprobs(
+        chosen=_token_logprob(token_id, logprobs.chosen, tokenizer),
+        top=[_token_logprob(i, v, tokenizer) for i, v in zip(top_ids, top_values, strict=True)],
+    )
+
+
+def to_prompt_parts(prompt_ids: Sequence[int]) -> Iterator[PromptPart]:
+    """Yields a prompt's token ids in pieces that fit a message."""
+    for first in range(0, len(prompt_ids), PROMPT_PART_TOKENS):
+        yield PromptPart(
+            first_position=first, token_ids=prompt_ids[first : first + PROMPT_PART_TOKENS]
+        )
+
+
+def to_checkpoint_config(sampling_defaults: Mapping[str, float]) -> GenerationConfig:
+    """Returns a checkpoint's sampling defaults, named as in its generation config.
+
+    Raises:
+        StartupError: one of them is out of the contract's range.
+    """
+    sampling = SamplingParams()
+    for name, value in sampling_defaults.items():
+        if name == "top_k":
+            # Some checkpoints write -1 where all tokens are kept.
+            sampling.top_k = max(0, int(value))
+        elif name in RANGES:
+            if value not in RANGES[name]:
+                raise StartupError(
+                    f"the checkpoint's generation_config.json sets {name} to {value:g}; "
+                    f"it must be in {RANGES[name]}"
+                )
+            setattr(sampling, name, value)
+    return GenerationConfig(sampling=sampling)
+
+
+def _token_logprob(token_id: int, logprob: float, tokenizer: TokenBytes) -> TokenLogprob:
+    # Rounding can lift the logarithm of a sure thing a little above zero.
+    return TokenLogprob(
+        token_id=token_id, token=tokenizer.token_bytes(token_id), logprob=min(logprob, 0.0)
+    )

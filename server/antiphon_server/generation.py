@@ -1,0 +1,351 @@
+"""Generations: from a prompt's token ids to the events that tell of the outputs."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from antiphon.v1.inference_pb2 import GenerationCompleted, OutputFinished
+from antiphon.v1.types_pb2 import Delta, FinishReason, GenerationStarted, Timings, Usage
+
+from antiphon_engine.api import messages
+from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_engine.api.handle import RequestNews, RequestStream
+from antiphon_server.admission import Admission, Ticket
+from antiphon_server.convert import pack_token_ids, to_duration
+from antiphon_server.generation_output import NewTokens, OutputProgress, OutputRecord
+from antiphon_server.offload import Offload
+from antiphon_server.served_model import ServedModel
+from antiphon_server.text.output_text import OutputText
+from antiphon_server.validation import ResolvedConfig
+
+Event = GenerationStarted | Delta | OutputFinished | GenerationCompleted
+
+_END_GRACE_S: Final = 1.0
+"""How long the engine may take to confirm an end before that is told without it."""
+_BURST_ENTRIES: Final = 512
+"""Tokens and their log-probabilities, beyond which work on them leaves the event loop."""
+_PROMPT_TAIL_TOKENS: Final = 64
+"""As much of the prompt as can decide how the output's first characters decode."""
+_NANOS: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSpec:
+    """What to generate. Instants are on the generator's clock."""
+
+    prompt_ids: Sequence[int]
+    config: ResolvedConfig
+    num_outputs: int = 1
+    scope: messages.Scope = field(default_factory=messages.Scope)
+    received_ns: int
+    deadline_ns: int | None = None
+    """When the request fails with TIMEOUT unless it has ended."""
+    traceparent: str = ""
+
+
+class Generator:
+    """Starts the generations of one model. Used from one event loop."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        *,
+        offload: Offload,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._model = model
+        self._offload = offload
+        self._clock_ns = clock_ns
+        self.admission: Final = Admission(
+            engine=model.engine,
+            max_queued_requests=model.limits.max_queued_requests,
+            clock_ns=clock_ns,
+        )
+
+    def start(self, spec: GenerationSpec) -> "Generation":
+        """Admits and submits a request; whoever gets its generation has to close that.
+
+        Raises:
+            AntiphonError: ENGINE_DOWN, OVERLOADED or TIMEOUT; the engine has not seen it then.
+        """
+        ticket = self.admission.admit(deadline_ns=spec.deadline_ns)
+        try:
+            stream = self._model.engine.submit(_to_request(spec))
+        except BaseException:
+            ticket.release()
+            raise
+        run = _Run(stream=stream, ticket=ticket, offload=self._offload, clock_ns=self._clock_ns)
+        return Generation(spec, model=self._model, run=run)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """What a generation lives on."""
+
+    stream: RequestStream
+    ticket: Ticket
+    offload: Offload
+    clock_ns: Callable[[], int]
+
+
+class Generation:
+    """One request that runs. Used from one event loop; its events are read by one task.
+
+    1. `events` ends with GenerationCompleted or raises, unless it is closed before.
+    2. Once closed, nothing of it is left in the engine or in the counts, however it ended.
+    """
+
+    def __init__(self, spec: GenerationSpec, *, model: ServedModel, run: _Run) -> None:
+        """Takes over a submitted request."""
+        self.outputs: Final = [OutputRecord(index=index) for index in range(spec.num_outputs)]
+        self._spec = spec
+        self._run = run
+        self._progress = [_new_progress(record, spec, model) for record in self.outputs]
+        self._unconfirmed = set(range(spec.num_outputs))  # The engine has not told their end.
+        self._facts = _Facts()
+        self._early_reason: FinishReason.ValueType | None = None
+        self._failure: AntiphonError | None = None
+        self._closed = False
+        self._wait_until: float | None = None  # On the loop's clock.
+        self._patience: asyncio.Timeout | None = None
+        self._timers = list(self._start_timers())
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts so far."""
+        return Usage(
+            prompt_tokens=len(self._spec.prompt_ids),
+            cached_prompt_tokens=self._facts.cached_prompt_tokens or 0,
+            output_tokens=sum(len(record.token_ids) for record in self.outputs),
+        )
+
+    @property
+    def timings(self) -> Timings:
+        """Where the time went so far; spans that have not ended are zero."""
+        return self._facts.timings(self._spec.received_ns)
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Yields what happens, as it happens; may be called once.
+
+        What has come since the last read makes one delta an output. After `close` it just ends.
+
+        Raises:
+            AntiphonError: the request failed; TIMEOUT where its deadline passed.
+        """
+        try:
+            told_start = False
+            while not self._finished:
+                news = await self._next_news()
+                if self._closed:
+                    return
+                if not told_start:
+                    told_start = True
+                    yield self._started()
+                for index, part in self._parts(news):
+                    for event in await self._take(index, part):
+                        yield event
+            await self._settle()
+            yield GenerationCompleted(usage=self.usage, timings=self.timings)
+        finally:
+            self.close()
+
+    def cancel(self) -> None:
+        """Asks for an early end: unfinished outputs finish as CANCELLED. Idempotent; any time."""
+        self._end_early(FinishReason.FINISH_REASON_CANCELLED)
+
+    def close(self) -> None:
+        """Lets go of the request, and ends it in the engine where it runs. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for timer in self._timers:
+            timer.cancel()
+        self._run.ticket.release()
+        self._run.stream.close()
+        self._wait_at_most_until(asyncio.get_running_loop().time())
+
+    @property
+    def _finished(self) -> bool:
+        return all(record.finished for record in self.outputs)
+
+    def _start_timers(self) -> Iterator[asyncio.TimerHandle]:
+        loop, now_ns = asyncio.get_running_loop(), self._run.clock_ns()
+        if self._spec.deadline_ns is not None:
+            yield loop.call_later((self._spec.deadline_ns - now_ns) / _NANOS, self._time_out)
+        limit_s = self._spec.config.time_limit_s
+        if limit_s is not None:
+            spent_s = (now_ns - self._spec.received_ns) / _NANOS
+            reason = FinishReason.FINISH_REASON_TIME_LIMIT
+            yield loop.call_later(limit_s - spent_s, self._end_early, reason)
+
+    def _time_out(self) -> None:
+        """Fails the request at its deadline, whether or not anyone reads its events now."""
+        spent_s = (self._run.clock_ns() - self._spec.received_ns) / _NANOS
+        where = (
+            f"{self.usage.output_tokens} output tokens were delivered"
+            if self._facts.first_step_ns
+            else "it still waited for the engine"
+        )
+        self._failure = AntiphonError(
+            ErrorReason.TIMEOUT,
+            f"the deadline passed {spent_s:.3f} s after the request was received; {where}",
+        )
+        self._run.ticket.release()
+        self._run.stream.close()
+        self._wait_at_most_until(asyncio.get_running_loop().time())
+
+    def _end_early(self, reason: "FinishReason.ValueType") -> None:
+        if self._closed or self._finished or self._early_reason is not None:
+            return
+        self._early_reason = reason
+        self._run.stream.cancel()
+        self._wait_at_most_until(asyncio.get_running_loop().time() + _END_GRACE_S)
+
+    def _wait_at_most_until(self, instant: float) -> None:
+        """Bounds the wait for news, also the one that has begun."""
+        self._wait_until = instant
+        if self._patience is not None:
+            self._patience.reschedule(instant)
+
+    async def _next_news(self) -> RequestNews | None:
+        """Waits for news and notes what they say; None where waiting has become pointless."""
+        news = None
+        if self._failure is None and not self._closed:
+            try:
+                async with asyncio.timeout_at(self._wait_until) as self._patience:
+                    news = await self._run.stream.next()
+            except TimeoutError:
+                pass
+            finally:
+                self._patience = None
+        if self._failure is not None:
+            raise self._failure
+        if news is not None:
+            self._note(news)
+        return news
+
+    def _note(self, news: RequestNews) -> None:
+        if news.cached_prompt_tokens is not None:
+            self._run.ticket.start(news.first_step_ns - self._spec.received_ns)
+        self._facts.note(news)
+        self._unconfirmed -= {index for index, new in news.outputs.items() if new.ended}
+
+    def _started(self) -> GenerationStarted:
+        return GenerationStarted(
+            prompt_tokens=len(self._spec.prompt_ids),
+            cached_prompt_tokens=self._facts.cached_prompt_tokens or 0,
+            seed=self._spec.config.sampling.seed,
+        )
+
+    def _parts(self, news: RequestNews | None) -> Iterator[tuple[int, NewTokens]]:
+        """Yields what there is of each output, cut to what one delta may hold."""
+        for index, progress in enumerate(self._progress):
+            if news is None:
+                # The engine gives no word on an end that was asked for, so it is taken as done.
+                yield index, NewTokens(ended=messages.FinishReason.CANCELLED)
+            elif new := news.outputs.get(index):
+                whole = NewTokens(token_ids=new.token_ids, logprobs=new.logprobs, ended=new.ended)
+                for part in whole.split(progress.max_take_tokens):
+                    yield index, part
+
+    async def _take(self, index: int, part: NewTokens) -> list[Delta | OutputFinished]:
+        """Returns the events that new tokens of an output make."""
+        record, progress = self.outputs[index], self._progress[index]
+        if record.finished:
+            return []
+        if part.ended is messages.FinishReason.CANCELLED:
+            reason = self._early_reason or FinishReason.FINISH_REASON_CANCELLED
+            take = partial(progress.take_last, part, reason)
+        else:
+            take = partial(progress.take, part)
+        num_entries = len(part.token_ids) * progress.entries_per_token
+        if num_entries > _BURST_ENTRIES and self._run.offload.has_room:
+            events: list[Delta | OutputFinished] = [*await self._run.offload.run(take)]
+        else:
+            events = [*take()]
+        if record.finished:
+            if index in self._unconfirmed:
+                self._run.stream.finish_output(index, len(record.token_ids))
+            events.append(
+                OutputFinished(
+                    output_index=index,
+                    finish_reason=record.finish_reason,
+                    stop_match=record.stop_match,
+                )
+            )
+        return events
+
+    async def _settle(self) -> None:
+        """Gives the engine a moment to confirm ends that it was told of, for its own figures."""
+        if self._unconfirmed and self._early_reason is None:
+            self._wait_at_most_until(asyncio.get_running_loop().time() + _END_GRACE_S)
+        # All outputs are finished: a failure can't change them any more.
+        with contextlib.suppress(AntiphonError):
+            while self._unconfirmed and await self._next_news() is not None:
+                pass
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What the engine told of a request as a whole. Instants are on the monotonic clock."""
+
+    cached_prompt_tokens: int | None = None
+    first_step_ns: int = 0
+    first_token_ns: int = 0
+    last_token_ns: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+
+    def note(self, news: RequestNews) -> None:
+        """Takes in what news add."""
+        if news.cached_prompt_tokens is not None:
+            self.cached_prompt_tokens = news.cached_prompt_tokens
+        self.first_step_ns = self.first_step_ns or news.first_step_ns
+        self.first_token_ns = self.first_token_ns or news.first_token_ns
+        self.last_token_ns = max(self.last_token_ns, news.last_token_ns)
+        for output in news.outputs.values():
+            # Outputs share steps, so the longest one tells how many there were.
+            self.num_steps = max(self.num_steps, output.num_steps)
+            self.num_preemptions += output.num_preemptions
+
+    def timings(self, received_ns: int) -> Timings:
+        """Returns the spans between the instants that are known."""
+        first_step, first, last = self.first_step_ns, self.first_token_ns, self.last_token_ns
+        return Timings(
+            queue=to_duration(first_step - received_ns if first_step else 0),
+            prefill=to_duration(first - first_step if first else 0),
+            decode=to_duration(last - first if first else 0),
+            time_to_first_token=to_duration(first - received_ns if first else 0),
+            num_steps=self.num_steps,
+            num_preemptions=self.num_preemptions,
+        )
+
+
+def _new_progress(record: OutputRecord, spec: GenerationSpec, model: ServedModel) -> OutputProgress:
+    config = spec.config
+    text = OutputText(
+        model.tokenizer,
+        prompt_tail=spec.prompt_ids[-_PROMPT_TAIL_TOKENS:],
+        stop_strings=config.stop_strings,
+        include_stop_string=config.include_stop_string,
+        show_special_tokens=config.show_special_tokens,
+    )
+    return OutputProgress(record, text=text, tokenizer=model.tokenizer, config=config)
+
+
+def _to_request(spec: GenerationSpec) -> messages.GenerationRequest:
+    config = spec.config
+    return messages.GenerationRequest(
+        prompt=pack_token_ids(spec.prompt_ids),
+        sampling=config.sampling,
+        stop=config.stop,
+        num_outputs=spec.num_outputs,
+        top_logprobs=config.top_logprobs,
+        scope=spec.scope,
+        priority=config.priority,
+        traceparent=spec.traceparent,
+    )

@@ -1,0 +1,203 @@
+"""One output of a generation: from tokens to the text and the deltas that tell of it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from antiphon.v1.types_pb2 import Delta, FinishReason, OutputChannel, StopMatch
+
+from antiphon_engine.api import messages
+from antiphon_server.convert import FINISH_REASONS, to_position_logprobs
+from antiphon_server.text.output_text import OutputText, Piece, StopHit
+from antiphon_server.text.tokenizer import Tokenizer
+from antiphon_server.validation import ResolvedConfig
+
+MAX_DELTA_ENTRIES: Final = 4096
+"""Tokens and log-probabilities in a delta: keeps it far below a message's bound."""
+
+_SHOWN_ON_REQUEST: Final = frozenset({messages.FinishReason.END_ID, messages.FinishReason.STOP_ID})
+"""Ends by a token, whose text is shown only where special tokens are."""
+_OUT_OF_ROOM: Final = frozenset(
+    {messages.FinishReason.MAX_OUTPUT_TOKENS, messages.FinishReason.CONTEXT_FULL}
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class OutputRecord:
+    """What is known of one output; grows as its generation is read."""
+
+    index: int
+    token_ids: list[int] = field(default_factory=list)
+    """All that count: up to the end, with the token that ended it."""
+    finish_reason: "FinishReason.ValueType" = FinishReason.FINISH_REASON_UNSPECIFIED
+    stop_match: StopMatch | None = None
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """What was delivered of its text."""
+        return "".join(self.pieces)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more comes."""
+        return self.finish_reason != FinishReason.FINISH_REASON_UNSPECIFIED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTokens:
+    """What the engine brought of one output."""
+
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[messages.TokenLogprobs] = ()
+    """One entry a token where they were asked for."""
+    ended: messages.FinishReason | None = None
+
+    def split(self, max_tokens: int) -> Iterator["NewTokens"]:
+        """Yields it in parts of bounded length; the last one has the end."""
+        last = max(0, len(self.token_ids) - 1) // max_tokens * max_tokens
+        for start in range(0, last + 1, max_tokens):
+            part = slice(start, start + max_tokens)
+            yield NewTokens(
+                token_ids=self.token_ids[part],
+                logprobs=self.logprobs[part],
+                ended=self.ended if start == last else None,
+            )
+
+
+class OutputProgress:
+    """Turns the tokens of one output into deltas, and finds its end.
+
+    Used by one task at a time; `take` may run on any thread.
+    """
+
+    def __init__(
+        self,
+        record: OutputRecord,
+        *,
+        text: OutputText,
+        tokenizer: Tokenizer,
+        config: ResolvedConfig,
+    ) -> None:
+        self._record = record
+        self._text = text
+        self._tokenizer = tokenizer
+        self._config = config
+        self._want_logprobs = config.top_logprobs is not None
+        self._reports_tokens = config.want_token_ids or self._want_logprobs
+        # Tokens that no delta has reported yet, and how many of the first have their text out.
+        self._unreported_ids: list[int] = []
+        self._unreported_logprobs: list[messages.TokenLogprobs] = []
+        self._num_told = 0
+
+    @property
+    def entries_per_token(self) -> int:
+        """How much there is to report of a token: itself and its log-probabilities."""
+        return 1 if self._config.top_logprobs is None else 2 + self._config.top_logprobs
+
+    @property
+    def max_take_tokens(self) -> int:
+        """How many tokens `take` may get at a time."""
+        return max(1, MAX_DELTA_ENTRIES // self.entries_per_token)
+
+    def take(self, new: NewTokens) -> list[Delta]:
+        """Returns the deltas that are due; none of them is empty. Sets the record's end.
+
+        REQUIRES: the output is not finished.
+        """
+        record, ended = self._record, new.ended
+        assert not record.finished
+        record.token_ids.extend(new.token_ids)
+        if self._reports_tokens:
+            self._unreported_ids.extend(new.token_ids)
+            self._unreported_logprobs.extend(new.logprobs)
+        hides_last = ended in _SHOWN_ON_REQUEST and not self._config.show_special_tokens
+        piece = self._text.push(new.token_ids[:-1] if hides_last else new.token_ids)
+        if piece.stop is None and ended is not None:
+            last = self._text.finish(hidden_last=hides_last)
+            piece = replace(
+                last, text=piece.text + last.text, num_tokens=piece.num_tokens + last.num_tokens
+            )
+        if piece.stop is not None:
+            self._end_by_text(piece.stop)
+        elif ended is not None:
+            self._end(ended)
+        return self._report(piece)
+
+    def take_last(self, new: NewTokens, reason: "FinishReason.ValueType") -> list[Delta]:
+        """Like `take` for the tokens, after which the output ends for a reason of ours."""
+        deltas = self.take(replace(new, ended=None))
+        if not self._record.finished:
+            piece = self._text.finish()
+            if piece.stop is not None:
+                self._end_by_text(piece.stop)
+            else:
+                self._record.finish_reason = reason
+            deltas += self._report(piece)
+        return deltas
+
+    def _end_by_text(self, stop: StopHit) -> None:
+        """Ends the output where a stop string was found, and drops the tokens behind it."""
+        record = self._record
+        num_dropped = len(record.token_ids) - stop.keep_tokens
+        assert num_dropped >= 0
+        del record.token_ids[stop.keep_tokens :]
+        del self._unreported_ids[max(0, len(self._unreported_ids) - num_dropped) :]
+        del self._unreported_logprobs[max(0, len(self._unreported_logprobs) - num_dropped) :]
+        record.finish_reason = FinishReason.FINISH_REASON_STOP_SEQUENCE
+        record.stop_match = StopMatch(text=stop.text)
+
+    def _end(self, ended: messages.FinishReason) -> None:
+        """Ends the output as the engine says."""
+        assert ended is not messages.FinishReason.FINISHED_BY_CALLER
+        record = self._record
+        if ended in _OUT_OF_ROOM:
+            # Whether the budget or the context came first depends on what was asked for alone.
+            ended = (
+                messages.FinishReason.CONTEXT_FULL
+                if self._config.fills_context
+                else messages.FinishReason.MAX_OUTPUT_TOKENS
+            )
+        record.finish_reason = FINISH_REASONS[ended]
+        if ended in _SHOWN_ON_REQUEST:
+            record.stop_match = StopMatch(token_id=record.token_ids[-1])
+
+    def _report(self, piece: Piece) -> list[Delta]:
+        """Returns deltas with new text, and the tokens whose text is out by now."""
+        record, deltas = self._record, []
+        if piece.text:
+            record.pieces.append(piece.text)
+        if not self._reports_tokens:
+            return [self._delta(piece.text)] if piece.text else []
+        self._num_told += piece.num_tokens
+        if record.finished:
+            self._num_told = len(self._unreported_ids)
+        # A delta is bounded, so the first of many tokens go ahead of the text.
+        while self._num_told > self.max_take_tokens:
+            deltas.append(self._with_tokens(self._delta(""), self.max_take_tokens))
+        if piece.text or (record.finished and self._num_told):
+            deltas.append(self._with_tokens(self._delta(piece.text), self._num_told))
+        return deltas
+
+    def _delta(self, text: str) -> Delta:
+        return Delta(
+            output_index=self._record.index,
+            channel=OutputChannel.OUTPUT_CHANNEL_CONTENT,
+            text=text,
+        )
+
+    def _with_tokens(self, delta: Delta, num_tokens: int) -> Delta:
+        """Returns the delta with what was asked for of the first tokens not reported yet."""
+        token_ids = self._unreported_ids[:num_tokens]
+        del self._unreported_ids[:num_tokens]
+        self._num_told -= num_tokens
+        if self._config.want_token_ids:
+            delta.token_ids.extend(token_ids)
+        if self._want_logprobs:
+            entries = self._unreported_logprobs[:num_tokens]
+            del self._unreported_logprobs[:num_tokens]
+            delta.logprobs.extend(
+                to_position_logprobs(token_id, entry, self._tokenizer)
+                for token_id, entry in zip(token_ids, entries, strict=True)
+            )
+        return delta

@@ -1,0 +1,61 @@
+"""From a request's prompt to its token ids."""
+
+from antiphon.v1.types_pb2 import Prompt
+
+from antiphon_engine.api.errors import FieldViolation, InvalidRequest
+from antiphon_server.offload import Offload
+from antiphon_server.served_model import ServedModel
+from antiphon_server.text.prompt_renderer import Rendered
+from antiphon_server.validation import check_prompt
+from antiphon_server.validation_fields import join_path
+
+
+async def render_prompt(
+    prompt: Prompt, *, model: ServedModel, offload: Offload, path: str
+) -> Rendered:
+    """Returns the prompt as the model gets it: its text and at least one token id.
+
+    An empty text is a prompt where the tokenizer puts a token before every text, and else refused.
+
+    Raises:
+        InvalidRequest: the prompt is malformed, empty, or has a token id beyond the vocabulary.
+        AntiphonError: UNSUPPORTED_FEATURE, NO_CHAT_TEMPLATE, TEMPLATE_ERROR, or OVERLOADED.
+    """
+    check_prompt(prompt, path)
+    return await offload.run(_render, prompt, model, path)
+
+
+def _render(prompt: Prompt, model: ServedModel, path: str) -> Rendered:
+    kind = prompt.WhichOneof("kind")
+    if kind == "token_ids":
+        return _take_ids(prompt, model, join_path(path, "token_ids.ids"))
+    if kind == "conversation":
+        rendered = model.renderer.render_conversation(prompt.conversation.items)
+    else:
+        rendered = model.renderer.render_text(
+            prompt.text, allow_special_tokens=prompt.allow_special_tokens
+        )
+    if not rendered.token_ids:
+        raise InvalidRequest(
+            FieldViolation(
+                join_path(path, str(kind)),
+                "makes an empty prompt, since this model's tokenizer puts nothing before a text",
+            )
+        )
+    return rendered
+
+
+def _take_ids(prompt: Prompt, model: ServedModel, path: str) -> Rendered:
+    token_ids = list(prompt.token_ids.ids)
+    vocabulary_size = model.vocabulary_size
+    if max(token_ids) >= vocabulary_size:
+        index = next(i for i, token_id in enumerate(token_ids) if token_id >= vocabulary_size)
+        raise InvalidRequest(
+            FieldViolation(
+                f"{path}[{index}]",
+                f"token ids are below the vocabulary's size {vocabulary_size}, "
+                f"is {token_ids[index]}",
+            )
+        )
+    text = model.tokenizer.decode(token_ids, skip_special_tokens=False)
+    return Rendered(text=text, token_ids=token_ids)
