@@ -66,6 +66,11 @@ class EngineCore:
         """Block 0 is scratch. A step has at most `max_rows` rows and `max_step_tokens` tokens.
 
         `chunk_tokens` bounds one request's prompt tokens in a step (0: the step's budget alone does).
+        At most `max_step_tokens - block_tokens + 1` requests run at once, so that a prompt always gets
+        at least a block of the budget beside those that decode.
+
+        Raises:
+            ValueError: a step or a chunk is smaller than a block, or a number is too small.
         """
 
     def register_buffers(
@@ -84,24 +89,42 @@ class EngineCore:
         kv_len: NDArray[np.int32],  # [B] KV length after it
         reused_tokens: NDArray[np.int32],  # [B] prompt tokens taken from the cache; with FLAG_FIRST
         output_position: NDArray[np.int32],  # [B] index of the output token that the row samples
-        uniform: NDArray[np.float64],  # [B] in [0, 1), from (seed, output index, output position) alone
-        sample_indptr: NDArray[np.int32],  # [B + 1] into sample_rows; equal neighbours: row samples nothing
+        uniform: NDArray[
+            np.float64
+        ],  # [B] in [0, 1), from (seed, output index, output position) alone
+        sample_indptr: NDArray[
+            np.int32
+        ],  # [B + 1] into sample_rows; equal neighbours: row samples nothing
         sample_rows: NDArray[np.int32],  # [B] token indices whose hidden state is sampled
         input_ids: NDArray[np.int32],  # [T]
         gather_slot: NDArray[np.int32],  # [T] slot whose last token to read, else -1
         positions: NDArray[np.int32],  # [T]
         slot_mapping: NDArray[np.int64],  # [T] block * block_tokens + offset
-        table_delta: NDArray[np.int32],  # [D, 3] (slot, block index, block id)
+        table_delta: NDArray[
+            np.int32
+        ],  # [D, 3] (slot, block index, block id); new or changed entries
         copy_ops: NDArray[np.int32],  # [C, 5] (kind, source tier, source, destination, tokens)
         slot_init: NDArray[np.int32],  # [B] rows whose slot has a new owner
         tokens: NDArray[np.int32],  # [B, 1] written by the executor before commit
         num_tokens: NDArray[np.int32],  # [B] likewise: sampled tokens of each row, 0 or 1
-        result: NDArray[np.int32],  # [B, 4] written by commit: new tokens, finish reason, output tokens, steps
+        result: NDArray[
+            np.int32
+        ],  # [B, 4] written by commit: new tokens, finish reason, output tokens, steps
     ) -> None:
-        """Tells where set `set_index` lies. The arrays are C-contiguous and kept alive by the core."""
+        """Tells where set `set_index` lies. The arrays are C-contiguous and kept alive by the core.
+
+        Let M be the blocks of a context: D is at least M + 2 * B or M * B, whichever is less.
+
+        Raises:
+            ValueError: an array is missing, too small, read-only, or of another type or order.
+        """
 
     def intern_scope(self, *, tenant: str, cache_scope: str, adapter: str, weights: str) -> int:
-        """Returns the id of a reuse scope. Prefixes are shared only between requests of equal scope."""
+        """Returns the id of a reuse scope. Prefixes are shared only between requests of equal scope.
+
+        An id means the same scope for ever. It stays known while a request or a cached block uses it; of
+        the others, the 1024 that were used last do. So ask again before each submit.
+        """
 
     def submit(
         self,
@@ -123,7 +146,8 @@ class EngineCore:
         With a `leader`, it waits until that request's prompt is computed or gone, so that it can reuse it.
 
         Raises:
-            ValueError: the prompt is empty, or prompt and one output token exceed the context.
+            ValueError: the prompt is empty, or prompt and one output token exceed the context, or
+                another argument is out of range.
             NeverFitsError: it could not run even alone.
             QueueFullError: `max_requests` are there already.
         """
@@ -132,10 +156,16 @@ class EngineCore:
         """Ends a request in any phase and frees what it holds. False if it has ended already."""
 
     def finish(self, handle: int, keep_output_tokens: int) -> bool:
-        """Ends a request of which the first output tokens are wanted. False if it has ended already."""
+        """Ends a request of which the first output tokens are wanted. False if it has ended already.
+
+        Cached blocks with later tokens that nobody else uses are forgotten.
+        """
 
     def plan(self, set_index: int) -> int:
-        """Fills the buffers of a set with the next step and returns its id, or 0 if nothing can run."""
+        """Fills the buffers of a set with the next step and returns its id, or 0 if nothing can run.
+
+        In this release a step is committed before the next is planned.
+        """
 
     def commit(self, step_id: int) -> None:
         """Takes the step's `tokens` and `num_tokens`, fills `result`, frees and publishes blocks.
@@ -151,10 +181,13 @@ class EngineCore:
         """Forgets every cached block that no request uses and returns how many those were."""
 
     def stats(self) -> dict[str, int]:
-        """Returns counters, named as the fields of api.messages.CoreStats."""
+        """Returns counters, named as the fields of api.messages.CoreStats.
+
+        Without those that need a clock or finish reasons. `num_blocks` leaves scratch out.
+        """
 
     def check_invariants(self) -> None:
         """Checks the whole state, O(blocks + requests). Raises InvariantError that names what is broken."""
 
     def dump_state(self) -> str:
-        """Returns the state as JSON, for logs and tests."""
+        """Returns the state as JSON, for logs and tests. It holds no tokens."""

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstdint>
+
+#include "antiphon/request_table.h"
+#include "antiphon/types.h"
+
+namespace antiphon {
+
+// The arrays of one step, owned by the caller. B: rows, T: tokens, D: table deltas.
+struct StepBuffers {
+  std::int32_t* header = nullptr;           // [kHeaderSize]
+  std::uint64_t* handle = nullptr;          // [B]
+  std::uint32_t* epoch = nullptr;           // [B]
+  std::int32_t* slot = nullptr;             // [B]
+  std::int32_t* adapter = nullptr;          // [B]
+  std::uint32_t* flags = nullptr;           // [B]
+  std::int32_t* q_len = nullptr;            // [B]
+  std::int32_t* cu_q = nullptr;             // [B + 1]
+  std::int32_t* ctx_len = nullptr;          // [B]
+  std::int32_t* kv_len = nullptr;           // [B]
+  std::int32_t* reused_tokens = nullptr;    // [B]
+  std::int32_t* output_position = nullptr;  // [B]
+  double* uniform = nullptr;                // [B]
+  std::int32_t* sample_indptr = nullptr;    // [B + 1]
+  std::int32_t* sample_rows = nullptr;      // [B]
+  std::int32_t* input_ids = nullptr;        // [T]
+  std::int32_t* gather_slot = nullptr;      // [T]
+  std::int32_t* positions = nullptr;        // [T]
+  std::int64_t* slot_mapping = nullptr;     // [T]
+  std::int32_t* table_delta = nullptr;      // [D, 3]
+  std::int32_t* copy_ops = nullptr;         // [C, 5]
+  std::int32_t* slot_init = nullptr;        // [B]
+  std::int32_t* tokens = nullptr;           // [B, 1], the executor's
+  std::int32_t* num_tokens = nullptr;       // [B], the executor's
+  std::int32_t* result = nullptr;           // [B, 4]
+  std::int32_t max_table_deltas = 0;        // D
+};
+
+inline constexpr std::int32_t kResultColumns = 4;
+inline constexpr std::int32_t kTableDeltaColumns = 3;
+
+// Table deltas that a row needs to let the device know all blocks of `chain` up to `num_blocks`.
+inline std::int32_t NumTableDeltas(const BlockChain& chain, std::int32_t num_blocks) {
+  return static_cast<std::int32_t>(chain.moved.size()) + num_blocks - chain.num_sent;
+}
+
+// Writes a step's rows into its buffers, one after the other.
+//
+// Invariants:
+//  1. Writes nothing beyond what the rows need: the caller has checked the capacities.
+//
+// Not thread-safe.
+class PlanWriter {
+ public:
+  // `buffers` outlives the writer.
+  PlanWriter(const StepBuffers& buffers, std::int32_t block_tokens);
+
+  // Adds a row that computes the request's next `q_len` tokens. `is_first`: it is the request's
+  // first. Brings the chain's device block table up to date. REQUIRES: the chain has blocks for
+  // those tokens; they are known
+  void AddRow(Request& request, std::int32_t q_len, bool is_first);
+
+  // Completes the header.
+  void Finish(StepId step);
+
+  std::int32_t num_rows() const { return num_rows_; }
+
+ private:
+  void WriteTokens(const Request& request, std::int32_t q_len);
+  void WriteTableDeltas(BlockChain& chain, SlotId slot);
+  void WriteTableDelta(const BlockChain& chain, SlotId slot, std::int32_t block_index);
+
+  const StepBuffers& out_;
+  std::int32_t block_tokens_;
+  std::int32_t num_rows_ = 0;
+  std::int32_t num_tokens_ = 0;
+  std::int32_t num_table_deltas_ = 0;
+  std::int32_t num_prefill_rows_ = 0;
+  std::int32_t num_samples_ = 0;
+  std::int32_t num_slot_inits_ = 0;
+};
+
+}  // namespace antiphon

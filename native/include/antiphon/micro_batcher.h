@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+
+#include "antiphon/types.h"
+
+namespace antiphon {
+
+struct BatchLimits {
+  std::int32_t block_tokens = 0;
+  std::int32_t max_rows = 0;
+  std::int32_t max_step_tokens = 0;
+  std::int32_t chunk_tokens = 0;  // 0: only max_step_tokens bounds a chunk
+};
+
+// Packs one step: how many tokens each request computes under the step's limits, first come first
+// served. Rows are offered in the order of their right to run.
+//
+// Invariants:
+//  1. Rows, tokens and table deltas taken never exceed their limits.
+//  2. A chunk that is not a prompt's last ends on a block edge, counted from position 0.
+//
+// Not thread-safe.
+class MicroBatcher {
+ public:
+  // REQUIRES: limits.max_step_tokens >= limits.block_tokens >= 1; limits.chunk_tokens is 0 or no
+  // less than a block
+  explicit MicroBatcher(const BatchLimits& limits);
+
+  // Starts an empty step.
+  void Begin(std::int32_t max_table_deltas);
+
+  // Tokens that a prompt may compute now, from `start`, of which `remaining` are left; 0: none.
+  // REQUIRES: start is on a block edge, remaining >= 1
+  std::int32_t ChunkFor(std::int32_t start, std::int32_t remaining) const;
+
+  // Whether a row fits; takes it if so.
+  bool Take(std::int32_t num_tokens, std::int32_t num_table_deltas);
+
+  // Requests that may run at once: no more than leave a whole block of the budget to a prompt when
+  // all others decode, so that decoding never keeps a prompt from progress.
+  std::int32_t max_running() const { return max_running_; }
+
+  std::int32_t tokens_left() const { return tokens_left_; }
+  std::int32_t rows_left() const { return rows_left_; }
+
+ private:
+  BatchLimits limits_;
+  std::int32_t chunk_limit_;
+  std::int32_t max_running_;
+  std::int32_t rows_left_ = 0;
+  std::int32_t tokens_left_ = 0;
+  std::int32_t table_deltas_left_ = 0;
+};
+
+}  // namespace antiphon

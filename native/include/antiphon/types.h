@@ -1,0 +1,108 @@
+// Ids, enumerations and errors that every part of the core shares.
+#pragma once
+
+#include <cstdint>
+#include <source_location>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace antiphon {
+
+using TokenId = std::int32_t;
+using BlockId = std::int32_t;
+using NodeId = std::int32_t;
+using SlotId = std::int32_t;
+using ScopeId = std::int64_t;  // from 1, never used twice
+using StepId = std::int64_t;   // from 1
+using Handle = std::uint64_t;  // index | generation << 32, never 0
+
+// Block 0 belongs to no request: rows that pad a step write there.
+inline constexpr BlockId kScratchBlock = 0;
+inline constexpr BlockId kNoBlock = -1;
+inline constexpr NodeId kNoNode = -1;
+inline constexpr SlotId kNoSlot = -1;
+
+enum class FinishReason : std::int32_t {
+  kNone = 0,
+  kEndId = 1,
+  kStopId = 2,
+  kMaxOutputTokens = 3,
+  kContextFull = 4,
+};
+
+// Bits of StepBuffers::flags. Those from kFirstCallerFlag on are the caller's and echoed.
+enum RowFlag : std::uint32_t {
+  kFlagPrefill = 1U << 0,
+  kFlagSample = 1U << 1,
+  kFlagFirst = 1U << 2,
+  kFirstCallerFlag = 1U << 8,
+  kFlagLogprobs = 1U << 8,
+  kFlagPenalties = 1U << 9,
+  kFlagBias = 1U << 10,
+  kFlagMinTokens = 1U << 11,
+  kFlagGuided = 1U << 12,
+};
+
+// Indices of StepBuffers::header.
+enum HeaderField : std::int32_t {
+  kHeaderNumRows = 0,
+  kHeaderNumTokens = 1,
+  kHeaderNumTableDeltas = 2,
+  kHeaderNumCopies = 3,
+  kHeaderNumPrefillRows = 4,
+  kHeaderNumDecodeRows = 5,
+  kHeaderNumSamples = 6,
+  kHeaderNumSlotInits = 7,
+  kHeaderStepId = 8,  // the low 31 bits
+  kHeaderSize = 16,
+};
+
+// The core contradicts itself, or its caller broke the protocol. Nothing can be trusted afterwards.
+class InvariantError : public std::logic_error {
+ public:
+  using std::logic_error::logic_error;
+};
+
+// A request that could not run even alone.
+class NeverFitsError : public std::invalid_argument {
+ public:
+  NeverFitsError(std::int64_t needed, std::int64_t available)
+      : std::invalid_argument("The request needs " + std::to_string(needed) +
+                              " KV blocks and the pool has " + std::to_string(available)),
+        needed_(needed),
+        available_(available) {}
+
+  std::int64_t needed() const { return needed_; }
+  std::int64_t available() const { return available_; }
+
+ private:
+  std::int64_t needed_;
+  std::int64_t available_;
+};
+
+// As many requests as the core can hold are there already.
+class QueueFullError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Throws InvariantError unless `holds`. `what` names what is broken.
+inline void Check(bool holds, std::string_view what,
+                  std::source_location where = std::source_location::current()) {
+  if (holds) [[likely]] {
+    return;
+  }
+  throw InvariantError(std::string(what) + " (" + where.file_name() + ":" +
+                       std::to_string(where.line()) + ")");
+}
+
+// Guards against programmer errors; stays on in release builds.
+#define ANTIPHON_CHECK(condition) ::antiphon::Check(static_cast<bool>(condition), #condition)
+
+// Blocks that `num_tokens` tokens take.
+constexpr std::int32_t BlocksFor(std::int64_t num_tokens, std::int32_t block_tokens) {
+  return static_cast<std::int32_t>((num_tokens + block_tokens - 1) / block_tokens);
+}
+
+}  // namespace antiphon

@@ -1,0 +1,40 @@
+#include "antiphon/micro_batcher.h"
+
+#include <algorithm>
+
+namespace antiphon {
+
+MicroBatcher::MicroBatcher(const BatchLimits& limits)
+    : limits_(limits),
+      chunk_limit_(limits.chunk_tokens == 0 ? limits.max_step_tokens : limits.chunk_tokens),
+      max_running_(std::min(limits.max_rows, limits.max_step_tokens - limits.block_tokens + 1)) {
+  ANTIPHON_CHECK(limits.block_tokens >= 1 && limits.max_step_tokens >= limits.block_tokens);
+  ANTIPHON_CHECK(limits.max_rows >= 1 && chunk_limit_ >= limits.block_tokens);
+}
+
+void MicroBatcher::Begin(std::int32_t max_table_deltas) {
+  rows_left_ = limits_.max_rows;
+  tokens_left_ = limits_.max_step_tokens;
+  table_deltas_left_ = max_table_deltas;
+}
+
+std::int32_t MicroBatcher::ChunkFor(std::int32_t start, std::int32_t remaining) const {
+  const std::int32_t limit = std::min(tokens_left_, chunk_limit_);
+  if (remaining <= limit) {
+    return remaining;
+  }
+  const std::int32_t end = (start + limit) / limits_.block_tokens * limits_.block_tokens;
+  return std::max(end - start, 0);
+}
+
+bool MicroBatcher::Take(std::int32_t num_tokens, std::int32_t num_table_deltas) {
+  if (rows_left_ < 1 || num_tokens > tokens_left_ || num_table_deltas > table_deltas_left_) {
+    return false;
+  }
+  --rows_left_;
+  tokens_left_ -= num_tokens;
+  table_deltas_left_ -= num_table_deltas;
+  return true;
+}
+
+}  // namespace antiphon
