@@ -1,14 +1,15 @@
 """How long texts may be and how large the KV cache is, decided before any weights are read."""
 
-import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.errors import StartupError
 
-_log = logging.getLogger(__name__)
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +71,10 @@ def plan_memory(
     _check_available(needs, num_blocks, block_bytes, available_bytes)
     if context < model_context_tokens and not asked:
         _log.warning(
-            "the context is limited to %d tokens, which is what the KV cache holds; the model "
-            "takes %d, for which engine.kv_cache_bytes must be at least %d",
-            context,
-            model_context_tokens,
-            -(-model_context_tokens // config.block_tokens) * block_bytes,
+            "context limited to what the KV cache holds; raise engine.kv_cache_bytes for more",
+            context_tokens=context,
+            model_context_tokens=model_context_tokens,
+            kv_cache_bytes_for_all=-(-model_context_tokens // config.block_tokens) * block_bytes,
         )
     # One block more: scratch takes none of what the user asked for.
     return MemoryPlan(

@@ -1,10 +1,10 @@
 """Where each tensor of a checkpoint lies: one safetensors file, or several."""
 
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
 from safetensors import SafetensorError, safe_open
 
 from antiphon_engine.api.errors import StartupError
@@ -13,7 +13,7 @@ from antiphon_engine.checkpoint.fields import Fields
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 
-_log = logging.getLogger(__name__)
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ def find_shards(directory: Path) -> Shards:
     used = set(files.values())
     strays = sorted(path.name for path in directory.glob("*.safetensors") if path not in used)
     if strays:
-        _log.warning("ignored: not part of the checkpoint in %s: %s", directory, ", ".join(strays))
+        _log.warning("files are not the checkpoint's", folder=str(directory), files=strays)
     return Shards(files=files, size_bytes=sum(path.stat().st_size for path in used))
 
 

@@ -52,7 +52,8 @@ def _frequencies(config: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
         case RopeKind.LLAMA3:
             return _llama3(config, plain_F), 1.0
         case RopeKind.YARN:
-            return _yarn(config, plain_F, head_dim), _yarn_scale(config)
+            stretched_F = 1.0 / (config.factor * config.theta**exponents_F)
+            return _yarn(config, plain_F, stretched_F), _yarn_scale(config)
 
 
 def _llama3(config: RopeConfig, plain_F: Tensor) -> Tensor:
@@ -63,8 +64,9 @@ def _llama3(config: RopeConfig, plain_F: Tensor) -> Tensor:
     return (1 - blend_F) * plain_F / config.factor + blend_F * plain_F
 
 
-def _yarn(config: RopeConfig, plain_F: Tensor, head_dim: int) -> Tensor:
+def _yarn(config: RopeConfig, plain_F: Tensor, stretched_F: Tensor) -> Tensor:
     """Keeps frequencies that turn often within the trained length, and stretches the rest."""
+    head_dim = 2 * len(plain_F)
 
     def dimension_of(turns: float) -> float:
         waves = config.original_context_tokens / (turns * 2 * math.pi)
@@ -76,9 +78,9 @@ def _yarn(config: RopeConfig, plain_F: Tensor, head_dim: int) -> Tensor:
     low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:
         high += 0.001  # a step instead of a ramp
-    ramp_F = torch.arange(head_dim // 2, dtype=torch.float32)
-    stretched_F = ((ramp_F - low) / (high - low)).clamp(0.0, 1.0)
-    return plain_F / config.factor * stretched_F + plain_F * (1 - stretched_F)
+    ramp_F = torch.arange(len(plain_F), dtype=torch.float32)
+    kept_F = 1 - ((ramp_F - low) / (high - low)).clamp(0.0, 1.0)
+    return stretched_F * (1 - kept_F) + plain_F * kept_F
 
 
 def _yarn_scale(config: RopeConfig) -> float:

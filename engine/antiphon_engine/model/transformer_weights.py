@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from antiphon_engine.model.config import ModelConfig
@@ -53,7 +54,9 @@ def _attention(
     sizes = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
     named = [
         *_split_rows(prefix, attention.qkv, sizes, part),
-        *_split_columns(f"{prefix}.o_proj", attention.output, q_size, part),
+        *_split_columns(
+            f"{prefix}.o_proj", attention.output, q_size, bias=config.output_bias, part=part
+        ),
     ]
     if attention.q_norm is not None and attention.k_norm is not None:
         named.append(_norm(f"{prefix}.q_norm", attention.q_norm))
@@ -68,7 +71,9 @@ def _feed_forward(
     sizes = {"gate_proj": size, "up_proj": size}
     return [
         *_split_rows(prefix, feed_forward.gate_up, sizes, part),
-        *_split_columns(f"{prefix}.down_proj", feed_forward.down, size, part),
+        *_split_columns(
+            f"{prefix}.down_proj", feed_forward.down, size, bias=config.mlp_bias, part=part
+        ),
     ]
 
 
@@ -95,9 +100,9 @@ def _split_rows(
 
 
 def _split_columns(
-    prefix: str, linear: Linear, in_features: int, part: Partition
+    prefix: str, linear: Linear, in_features: int, *, bias: bool, part: Partition
 ) -> Iterator[_Named]:
-    """This rank's input features. The bias is added once, by rank 0."""
+    """This rank's input features. The bias is rank 0's, so that the ranks' sum has it once."""
     assert linear.weight is not None
     out_features = linear.weight.shape[0]
     yield (
@@ -110,6 +115,11 @@ def _split_columns(
     )
     if linear.bias is not None:
         yield _whole(f"{prefix}.bias", linear.bias)
+    elif bias:
+        nothing = WeightTarget(
+            destination=torch.empty(0), source_shape=(out_features,), source_part=(slice(0, 0),)
+        )
+        yield f"{prefix}.bias", nothing
 
 
 def _norm(name: str, norm: RmsNorm) -> _Named:

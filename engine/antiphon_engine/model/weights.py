@@ -1,11 +1,11 @@
 """Fills a model's parameters from a checkpoint's files: each once, and nothing left over."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import structlog
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -14,7 +14,7 @@ from antiphon_engine.api.errors import StartupError
 from antiphon_engine.checkpoint.progress import OnProgress
 from antiphon_engine.checkpoint.shards import Shards, name_some
 
-_log = logging.getLogger(__name__)
+_log = structlog.get_logger(__name__)
 
 _DERIVED_SUFFIX = ".rotary_emb.inv_freq"
 """Some old checkpoints hold what follows from their configuration."""
@@ -131,8 +131,7 @@ def _warn_of_other_head(shards: Shards, tied: TiedHead) -> None:
         embedding = file.get_tensor(tied.embedding)
     if not torch.equal(head, embedding):
         _log.warning(
-            "%s in the checkpoint differs from %s, but its configuration ties the two "
-            "(tie_word_embeddings): it is ignored",
-            tied.head,
-            tied.embedding,
+            "output matrix ignored: tied to the embedding by the configuration, but different",
+            ignored=tied.head,
+            used=tied.embedding,
         )
