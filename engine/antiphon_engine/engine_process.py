@@ -96,12 +96,19 @@ def _make_loop(start: EngineStart, link: FrontEndLink, load: Load) -> EngineLoop
         link.send(LoadProgress(stage=stage, done=done, total=total))
 
     model = load(start, on_progress)
-    facts = model.facts
     on_progress("warm-up", 0, 1)
     _warm_up(config, model)
     on_progress("warm-up", 1, 1)
-    core = _make_core(config, model)
-    parts = EngineParts(
+    loop = EngineLoop(make_parts(start, model), link)
+    link.send(_ready(config, model.facts))
+    return loop
+
+
+def make_parts(start: EngineStart, model: LoadedModel) -> EngineParts:
+    """Returns what a loop drives, all fresh. Raises StartupError."""
+    config, facts = start.config, model.facts
+    core = make_core(config, model)
+    return EngineParts(
         core=core,
         executor=model.executor,
         sampler=Sampler(num_slots=config.max_rows, vocabulary_size=facts.vocabulary_size),
@@ -112,22 +119,23 @@ def _make_loop(start: EngineStart, link: FrontEndLink, load: Load) -> EngineLoop
             num_reserved=config.max_requests,
         ),
     )
-    loop = EngineLoop(parts, link)
-    link.send(_ready(config, facts))
-    return loop
 
 
-def _make_core(config: EngineConfig, model: LoadedModel) -> _native.EngineCore:
-    core = _native.EngineCore(
-        num_blocks=model.facts.num_blocks,
-        block_tokens=config.block_tokens,
-        max_rows=config.max_rows,
-        max_step_tokens=config.max_step_tokens,
-        max_context_tokens=model.facts.context_tokens,
-        max_requests=config.max_requests,
-        num_buffer_sets=NUM_BUFFER_SETS,
-        prefix_reuse=config.prefix_reuse,
-    )
+def make_core(config: EngineConfig, model: LoadedModel) -> _native.EngineCore:
+    """Returns a core that plans into the executor's buffers. Raises StartupError."""
+    try:
+        core = _native.EngineCore(
+            num_blocks=model.facts.num_blocks,
+            block_tokens=config.block_tokens,
+            max_rows=config.max_rows,
+            max_step_tokens=config.max_step_tokens,
+            max_context_tokens=model.facts.context_tokens,
+            max_requests=config.max_requests,
+            num_buffer_sets=NUM_BUFFER_SETS,
+            prefix_reuse=config.prefix_reuse,
+        )
+    except ValueError as error:
+        raise StartupError(f"The engine's settings don't go together: {error}.") from error
     for set_index in range(NUM_BUFFER_SETS):
         core.register_buffers(set_index, **model.executor.buffers(set_index))
     return core
@@ -138,7 +146,7 @@ def _warm_up(config: EngineConfig, model: LoadedModel) -> None:
 
     The core that serves starts with clean counters and an empty cache.
     """
-    core, executor = _make_core(config, model), model.executor
+    core, executor = make_core(config, model), model.executor
     sampler = Sampler(num_slots=config.max_rows, vocabulary_size=model.facts.vocabulary_size)
     num_prompt_tokens = max(1, min(_WARM_UP_PROMPT_TOKENS, model.facts.context_tokens // 2))
     prompt = np.zeros(num_prompt_tokens, np.int32)

@@ -77,13 +77,27 @@ class EngineLoop:
         """
         try:
             while not self._stopped:
-                self._receive()
-                self._step()
+                self.run_once()
         except FrontEndGoneError as error:
             _log.warning("front end gone", cause=str(error))
         except Exception:
             _log.exception("engine failed", request_ids=self._requests.active_ids)
             raise
+
+    @property
+    def busy(self) -> bool:
+        """Whether the last pass ran a step, so that the next one will not wait."""
+        return self._busy
+
+    def run_once(self) -> None:
+        """Takes what has come and runs a step if it can; waits a little where there is nothing.
+
+        Raises:
+            FrontEndGoneError: there is nobody left to work for.
+            Exception: a step failed.
+        """
+        self._receive()
+        self._step()
 
     def _receive(self) -> None:
         messages = self._link.receive(0.0 if self._busy else IDLE_WAIT_S)

@@ -1,0 +1,183 @@
+"""An engine whose model says what a script says; loop, core, sampler and link are the real ones.
+
+`write_script` returns the command that runs it; `EngineLink.start` takes that. Also to be run as
+`python -m support.scripted_engine --script FILE` with `tests` on PYTHONPATH.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from antiphon_engine import _native
+from antiphon_engine.api.config import EngineConfig
+from antiphon_engine.api.errors import StartupError
+from antiphon_engine.api.process import EngineStart, link_of_this_process, read_start
+from antiphon_engine.engine_process import LoadedModel, ModelFacts, OnProgress, run_engine
+from antiphon_engine.logs import configure_logging
+from antiphon_engine.step_executor import StepBuffers
+
+WANTED_LOGIT = 20.0
+NOISE = 0.5
+"""Logits of tokens that are not wanted lie within this of 0."""
+
+_DEFAULT_KV_CACHE_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What the model wants to say, and what goes wrong."""
+
+    texts: dict[str, list[int]] = field(default_factory=lambda: {"*": [0]})
+    """By the prompt's last token id, or "*": the wanted token ids. The last is wanted for ever."""
+    vocabulary_size: int = 1024
+    context_tokens: int = 512
+    step_delay_s: float = 0.0
+    """Every step takes at least this long."""
+    freeze_on: dict[str, float] = field(default_factory=dict)
+    """By the prompt's last token id: its first step takes this many seconds."""
+    die_on: list[int] = field(default_factory=list)
+    """Prompts that end in one of these kill the process."""
+    raise_on: list[int] = field(default_factory=list)
+    """Prompts that end in one of these make the step fail."""
+    load_delay_s: float = 0.0
+    load_failure: str = ""
+    """Loading fails with this, where it isn't empty."""
+
+
+def write_script(path: Path, script: Script) -> list[str]:
+    """Writes `script` to a file and returns the command that runs an engine by it."""
+    path.write_bytes(msgspec.json.encode(script))
+    return [sys.executable, str(Path(__file__)), "--script", str(path)]
+
+
+class ScriptedExecutor:
+    """A StepExecutor that computes nothing."""
+
+    def __init__(self, script: Script, config: EngineConfig) -> None:
+        self._script = script
+        self._sets = [_make_buffers(config, script.context_tokens) for _ in range(2)]
+        self._ends = np.zeros(config.max_rows, np.int64)
+        """Of each slot, the last token of its prompt."""
+        noise = np.random.default_rng(0).uniform(-NOISE, NOISE, 2 * script.vocabulary_size)
+        self._noise = noise.astype(np.float32)
+        self.num_steps = 0
+
+    def buffers(self, set_index: int) -> StepBuffers:
+        return self._sets[set_index]
+
+    def execute(self, set_index: int) -> torch.Tensor:
+        self.num_steps += 1
+        time.sleep(self._script.step_delay_s)
+        plan = self._sets[set_index]
+        num_rows = int(plan["header"][_native.HEADER_NUM_ROWS])
+        rows = np.nonzero(np.diff(plan["sample_indptr"][: num_rows + 1]))[0]
+        logits = np.empty((len(rows), self._script.vocabulary_size), np.float32)
+        for i, row in enumerate(rows):
+            slot, position = int(plan["slot"][row]), int(plan["output_position"][row])
+            if plan["flags"][row] & _native.FLAG_PREFILL:
+                self._ends[slot] = plan["input_ids"][plan["cu_q"][row + 1] - 1]
+                self._misbehave(int(self._ends[slot]))
+            logits[i] = self._logits(int(self._ends[slot]), position)
+        return torch.from_numpy(logits)
+
+    def store_tokens(self, set_index: int, tokens: torch.Tensor) -> None:
+        plan = self._sets[set_index]
+        num_rows = int(plan["header"][_native.HEADER_NUM_ROWS])
+        num_samples = np.diff(plan["sample_indptr"][: num_rows + 1])
+        plan["num_tokens"][:num_rows] = num_samples
+        plan["tokens"][np.nonzero(num_samples)[0], 0] = tokens.numpy()
+
+    def _logits(self, end: int, position: int) -> NDArray[np.float32]:
+        text = self._script.texts.get(str(end), self._script.texts.get("*", [0]))
+        start = (31 * position + 7 * end) % self._script.vocabulary_size
+        logits = self._noise[start : start + self._script.vocabulary_size].copy()
+        logits[text[min(position, len(text) - 1)]] = WANTED_LOGIT
+        return logits
+
+    def _misbehave(self, end: int) -> None:
+        time.sleep(self._script.freeze_on.get(str(end), 0.0))
+        if end in self._script.die_on:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if end in self._script.raise_on:
+            raise RuntimeError("the script says so")
+
+
+def load_scripted(script: Script, config: EngineConfig) -> LoadedModel:
+    """Returns the script as a model."""
+    num_tokens = config.kv_cache_tokens or _DEFAULT_KV_CACHE_TOKENS
+    return LoadedModel(
+        executor=ScriptedExecutor(script, config),
+        facts=ModelFacts(
+            architecture="ScriptedForCausalLM",
+            dtype="float32",
+            quantization="",
+            vocabulary_size=script.vocabulary_size,
+            context_tokens=config.max_context_tokens or script.context_tokens,
+            num_blocks=num_tokens // config.block_tokens + 1,
+        ),
+    )
+
+
+def _make_buffers(config: EngineConfig, context_tokens: int) -> StepBuffers:
+    num_rows, num_tokens = config.max_rows, config.max_step_tokens
+    num_deltas = num_rows * -(-context_tokens // config.block_tokens)
+    return StepBuffers(
+        header=np.zeros(16, np.int32),
+        handle=np.zeros(num_rows, np.uint64),
+        epoch=np.zeros(num_rows, np.uint32),
+        slot=np.zeros(num_rows, np.int32),
+        adapter=np.zeros(num_rows, np.int32),
+        flags=np.zeros(num_rows, np.uint32),
+        q_len=np.zeros(num_rows, np.int32),
+        cu_q=np.zeros(num_rows + 1, np.int32),
+        ctx_len=np.zeros(num_rows, np.int32),
+        kv_len=np.zeros(num_rows, np.int32),
+        reused_tokens=np.zeros(num_rows, np.int32),
+        output_position=np.zeros(num_rows, np.int32),
+        uniform=np.zeros(num_rows, np.float64),
+        sample_indptr=np.zeros(num_rows + 1, np.int32),
+        sample_rows=np.zeros(num_rows, np.int32),
+        input_ids=np.zeros(num_tokens, np.int32),
+        gather_slot=np.zeros(num_tokens, np.int32),
+        positions=np.zeros(num_tokens, np.int32),
+        slot_mapping=np.zeros(num_tokens, np.int64),
+        table_delta=np.zeros((num_deltas, 3), np.int32),
+        copy_ops=np.zeros((num_rows, 5), np.int32),
+        slot_init=np.zeros(num_rows, np.int32),
+        tokens=np.zeros((num_rows, 1), np.int32),
+        num_tokens=np.zeros(num_rows, np.int32),
+        result=np.zeros((num_rows, 4), np.int32),
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--script", type=Path, required=True)
+    arguments, rest = parser.parse_known_args()
+    script = msgspec.json.decode(arguments.script.read_bytes(), type=Script)
+    link = link_of_this_process(rest)
+    start = read_start(sys.stdin.buffer)
+    configure_logging(sys.stderr, level=start.logging.level, as_json=start.logging.as_json)
+
+    def load(start: EngineStart, on_progress: OnProgress) -> LoadedModel:
+        on_progress("weights", 0, 1)
+        time.sleep(script.load_delay_s)
+        if script.load_failure:
+            raise StartupError(script.load_failure)
+        on_progress("weights", 1, 1)
+        return load_scripted(script, start.config)
+
+    return run_engine(start, link, load)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
