@@ -81,8 +81,6 @@ class LimitsConfig:
     """The most outputs of a request."""
     max_queued_requests: int = 256
     """The most requests that wait for the engine; further ones are refused, to be tried again."""
-    template_time_limit_s: float = 2.0
-    """How long a chat template may take over one prompt."""
     offload_threads: int = 2
     """Threads for text work: rendering, encoding, large answers."""
     max_offloaded_jobs: int = 1024

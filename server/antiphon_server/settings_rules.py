@@ -45,7 +45,6 @@ RULES: Final[Mapping[str, Range | Choice]] = {
     "sessions.max_loaded": _COUNT,
     "limits.max_outputs": Range(1, 128),
     "limits.max_queued_requests": _COUNT,
-    "limits.template_time_limit_s": Range(0.01, 60),
     "limits.offload_threads": Range(1, 64),
     "limits.max_offloaded_jobs": _COUNT,
     "logging.level": Choice(("debug", "info", "warning", "error")),

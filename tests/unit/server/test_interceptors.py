@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import grpc
 import pytest
-import structlog
 from antiphon.v1 import (
     inference_pb2,
     inference_pb2_grpc,
@@ -193,6 +192,7 @@ async def test_fields_at_fault_reach_the_caller(served: Served) -> None:
     assert bad.field_violations[0].field == "config.stop"
 
 
+@pytest.mark.usefixtures("logging_as_before")
 @every_kind
 async def test_uncaught_error_is_internal_without_its_text_and_logged_once_with_it(
     served: Served, call: Call
@@ -210,7 +210,6 @@ async def test_uncaught_error_is_internal_without_its_text_and_logged_once_with_
     (failed,) = [line for line in lines if line["level"] == "error"]
     assert failed["request_id"] == "r-1"
     assert "ZeroDivisionError: the secret" in failed["exception"]
-    structlog.reset_defaults()
 
 
 @every_kind
@@ -232,6 +231,7 @@ async def test_draining_server_refuses_calls_with_a_reason(served: Served) -> No
     assert served.inference.num_calls == 0
 
 
+@pytest.mark.usefixtures("logging_as_before")
 @pytest.mark.parametrize("endless", [False, True])
 async def test_cancelled_stream_lets_go_of_what_it_holds_and_logs_no_error(
     served: Served, endless: bool
@@ -250,7 +250,6 @@ async def test_cancelled_stream_lets_go_of_what_it_holds_and_logs_no_error(
     await asyncio.wait_for(served.inference.let_go.wait(), 5)
     assert await served.supervision.wait_idle(5) == 0
     assert '"level": "error"' not in log.getvalue()
-    structlog.reset_defaults()
 
 
 @pytest.mark.parametrize("padding_bytes", [0, 100_000])

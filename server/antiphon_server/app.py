@@ -1,0 +1,218 @@
+"""Puts the server together: ports, services and sessions around the models that it has."""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+import grpc
+from antiphon.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    inference_pb2,
+    inference_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+    session_pb2,
+    session_pb2_grpc,
+)
+from google.protobuf.descriptor import FileDescriptor
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from antiphon_server.config import Config
+from antiphon_server.generation import Generator
+from antiphon_server.interceptors import CallInterceptor
+from antiphon_server.listen import Address
+from antiphon_server.offload import Offload
+from antiphon_server.served_model import ServedModel
+from antiphon_server.services.admin import AdminService, ServerFacts
+from antiphon_server.services.health import HealthService
+from antiphon_server.services.inference import InferenceService
+from antiphon_server.services.models import ModelService
+from antiphon_server.services.sessions import SessionService
+from antiphon_server.services.tokenizer import TokenizerService
+from antiphon_server.sessions.limits import Clock, SessionLimits
+from antiphon_server.sessions.registry import SessionRegistry
+from antiphon_server.sessions.sqlite_store import SqliteStore
+from antiphon_server.settings import describe
+from antiphon_server.supervision import Supervision
+from antiphon_server.transport import take_ports
+
+MAIN_FILES: Final = (
+    inference_pb2.DESCRIPTOR,
+    session_pb2.DESCRIPTOR,
+    model_pb2.DESCRIPTOR,
+)
+ADMIN_FILES: Final = (admin_pb2.DESCRIPTOR,)
+
+_CUT_OFF_S: Final = 1.0
+"""How long cancelled calls may take to tell their callers."""
+
+
+class Server:
+    """A server from the taking of its ports to its end. Lives on one event loop.
+
+    Made, it holds its ports and serves nobody; `open` serves; `close` ends it, opened or not.
+    """
+
+    def __init__(self, config: Config, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)):
+        """Takes the ports.
+
+        Args:
+            config: The settings in force.
+            now: The wall clock, in UTC.
+
+        Raises:
+            StartupError: a port can't be had.
+        """
+        self.supervision: Final = Supervision()
+        self._config = config
+        self._now = now
+        self._start_time = now()
+        self._offload = Offload(
+            num_threads=config.limits.offload_threads, max_pending=config.limits.max_offloaded_jobs
+        )
+        self._ports = take_ports(
+            config.server,
+            main_interceptors=[self._interceptor(self.supervision.call)],
+            # Those who run the server look into it while it drains, too.
+            admin_interceptors=[self._interceptor(contextlib.nullcontext)],
+        )
+        self._store: SqliteStore | None = None
+        self._registry: SessionRegistry | None = None
+
+    @property
+    def address(self) -> Address:
+        """Where clients connect, with the real port."""
+        return self._ports.main.address
+
+    @property
+    def admin_address(self) -> Address:
+        """Where those who run the server connect, with the real port."""
+        return self._ports.admin.address
+
+    async def open(self, models: Sequence[ServedModel]) -> None:
+        """Opens the session store and serves the models; returns once calls are answered.
+
+        Raises:
+            StartupError: the session store can't be used.
+        """
+        by_name = {model.name: model for model in models}
+        assert len(by_name) == len(models) >= 1
+        generators = {
+            name: Generator(model, offload=self._offload) for name, model in by_name.items()
+        }
+        self._store = await asyncio.to_thread(
+            SqliteStore.open,
+            Path(self._config.store.path),
+            synchronous=self._config.store.synchronous,
+            owner=secrets.token_hex(8),
+        )
+        self._registry = SessionRegistry(
+            store=self._store,
+            models=by_name,
+            generators=generators,
+            offload=self._offload,
+            limits=SessionLimits(
+                max_sessions=self._config.sessions.max_sessions,
+                max_queued_turns=self._config.sessions.max_queued_turns,
+                idle_ttl_s=self._config.sessions.idle_ttl_s,
+                max_loaded=self._config.sessions.max_loaded,
+            ),
+            clock=Clock(),
+        )
+        await self._registry.start()
+        self._add_main_services(by_name, generators, self._registry)
+        self._add_admin_services(by_name, self._registry)
+        self.supervision.follow([model.engine for model in models])
+        await self._ports.admin.server.start()
+        await self._ports.main.server.start()
+
+    async def close(self, limit_s: float) -> int:
+        """Takes no new calls, lets running ones go on for `limit_s`, and cuts off the rest.
+
+        Idempotent.
+
+        Returns:
+            How many calls were cut off.
+        """
+        self.supervision.begin_drain()
+        if self._registry is not None:
+            self._registry.drain(time_left_s=limit_s)
+        num_cut_off = await self.supervision.wait_idle(limit_s)
+        await self._ports.main.server.stop(0)
+        await self.supervision.wait_idle(_CUT_OFF_S)
+        registry, self._registry = self._registry, None
+        if registry is not None:
+            await registry.close()
+        store, self._store = self._store, None
+        if store is not None:
+            await store.close()
+        await self._ports.admin.server.stop(0)
+        self._offload.close()
+        return num_cut_off
+
+    def _interceptor(
+        self, count_call: Callable[[], AbstractContextManager[None]]
+    ) -> CallInterceptor:
+        return CallInterceptor(
+            count_call=count_call,
+            offload=self._offload,
+            draw_request_id=lambda: secrets.token_hex(8),
+        )
+
+    def _add_main_services(
+        self,
+        models: Mapping[str, ServedModel],
+        generators: Mapping[str, Generator],
+        registry: SessionRegistry,
+    ) -> None:
+        server = self._ports.main.server
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(
+            # Methods that are not built are refused by the interceptor.
+            InferenceService(  # type: ignore[abstract]
+                models=models, generators=generators, offload=self._offload
+            ),
+            server,
+        )
+        session_pb2_grpc.add_SessionServiceServicer_to_server(SessionService(registry), server)
+        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(models), server)
+        model_pb2_grpc.add_TokenizerServiceServicer_to_server(
+            TokenizerService(models, self._offload), server
+        )
+        self._add_common_services(server, MAIN_FILES)
+
+    def _add_admin_services(
+        self, models: Mapping[str, ServedModel], registry: SessionRegistry
+    ) -> None:
+        server = self._ports.admin.server
+        facts = ServerFacts(
+            version=metadata.version("antiphon"),
+            start_time=self._start_time,
+            settings=describe(self._config),
+        )
+        service = AdminService(
+            models,
+            self.supervision,
+            facts=facts,
+            count_sessions=lambda: registry.num_sessions,
+            now=self._now,
+        )
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(service, server)
+        self._add_common_services(server, ADMIN_FILES)
+
+    def _add_common_services(
+        self, server: grpc.aio.Server, files: Sequence[FileDescriptor]
+    ) -> None:
+        """Adds health and reflection, which both ports have."""
+        names = [service.full_name for file in files for service in file.services_by_name.values()]
+        health = HealthService(self.supervision, names)
+        health_pb2_grpc.add_HealthServicer_to_server(health, server)
+        shown = [*names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name]
+        reflection.enable_server_reflection([*shown, reflection.SERVICE_NAME], server)

@@ -1,0 +1,102 @@
+"""What a model's files and the settings make of it: its name, its text side, its defaults."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from antiphon.v1.types_pb2 import GenerationConfig, SamplingParams
+
+from antiphon_engine.api.checkpoint import CheckpointInfo
+from antiphon_engine.api.errors import StartupError
+from antiphon_engine.api.handle import EngineHandle
+from antiphon_server.config import Config
+from antiphon_server.served_model import ServedLimits, ServedModel, union_of_end_ids
+from antiphon_server.text.chat_template import ChatTemplate
+from antiphon_server.text.prompt_renderer import PromptRenderer
+from antiphon_server.text.tokenizer import Tokenizer
+
+_DEMO_NAME: Final = "qwen2.5-coder-0.5b-instruct"
+_MAX_NAME_CHARS: Final = 64
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextSide:
+    """What of a model is known before its engine runs."""
+
+    info: CheckpointInfo
+    tokenizer: Tokenizer
+    renderer: PromptRenderer
+
+
+def load_text_side(config: Config, checkpoint: Path, info: CheckpointInfo) -> TextSide:
+    """Reads tokenizer and chat template. Takes up to seconds; blocks.
+
+    Raises:
+        StartupError: one of them is broken, or the template that the settings name is not there.
+    """
+    tokenizer = Tokenizer.load(checkpoint)
+    override = Path(config.model.chat_template) if config.model.chat_template else None
+    template = ChatTemplate.load(checkpoint, override=override)
+    return TextSide(
+        info=info, tokenizer=tokenizer, renderer=PromptRenderer(tokenizer, template)
+    )
+
+
+def served_model(config: Config, text: TextSide, engine: EngineHandle) -> ServedModel:
+    """Returns what an engine serves.
+
+    Raises:
+        StartupError: the settings give it a name that is none.
+    """
+    return ServedModel(
+        name=f"models/{model_name(config)}",
+        tokenizer=text.tokenizer,
+        renderer=text.renderer,
+        engine=engine,
+        limits=ServedLimits(
+            max_outputs=config.limits.max_outputs,
+            max_queued_requests=config.limits.max_queued_requests,
+            max_message_bytes=config.server.max_message_bytes,
+            max_queued_turns=config.sessions.max_queued_turns,
+            max_sessions=config.sessions.max_sessions,
+        ),
+        architecture=text.info.architecture,
+        checkpoint_vocabulary_size=text.info.vocabulary_size,
+        checkpoint_context_tokens=text.info.context_tokens,
+        end_ids=union_of_end_ids(text.info.end_ids, text.tokenizer.end_ids),
+        checkpoint_config=GenerationConfig(sampling=_sampling_params(text.info)),
+    )
+
+
+def model_name(config: Config) -> str:
+    """Returns the model's id: what the settings say, or else the last part of its source.
+
+    Raises:
+        StartupError: the settings give it a name that is none.
+    """
+    name = config.model.name
+    if not name:
+        return _name_from(config.model.source)
+    if not _NAME.fullmatch(name) or len(name) > _MAX_NAME_CHARS:
+        raise StartupError(
+            f"model.name is {name!r}; it takes 1 to {_MAX_NAME_CHARS} characters from "
+            "a-z, A-Z, 0-9, '.', '_' and '-', a letter or digit first"
+        )
+    return name
+
+
+def _name_from(source: str) -> str:
+    if source == "demo":
+        return _DEMO_NAME
+    last = Path(source).name.removesuffix(".gguf").lower()
+    name = re.sub(r"[^a-z0-9._-]+", "-", last).strip("._-")[:_MAX_NAME_CHARS]
+    return name or "model"
+
+
+def _sampling_params(info: CheckpointInfo) -> SamplingParams:
+    params = SamplingParams()
+    for name, value in info.sampling_defaults.items():
+        setattr(params, name, int(value) if name == "top_k" else value)
+    return params

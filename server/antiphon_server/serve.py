@@ -1,0 +1,151 @@
+"""Runs a server in the foreground until it is told to stop."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+import structlog
+
+from antiphon_engine.api.checkpoint import inspect_checkpoint, resolve_model
+from antiphon_engine.api.errors import StartupError
+from antiphon_engine.api.link import EngineLink
+from antiphon_engine.api.process import EngineLogging
+from antiphon_server.app import Server
+from antiphon_server.config import Config
+from antiphon_server.logs import configure_logging
+from antiphon_server.model_loading import TextSide, load_text_side, served_model
+from antiphon_server.progress import Progress
+from antiphon_server.settings import describe
+
+FAILED: Final = 2
+"""The exit status of a server that could not start."""
+_CUT_SHORT: Final = 130
+
+T = TypeVar("T")
+
+
+def run(config: Config) -> int:
+    """Serves until SIGTERM or SIGINT and returns the exit status; a second signal exits at once.
+
+    Prints one line on standard output once calls are answered; a start that fails, one on standard
+    error. Call it from the main thread.
+    """
+    configure_logging(config.logging, sys.stderr)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(_serve(config))
+    except StartupError as error:
+        print(f"antiphon: {error}", file=sys.stderr)
+        return FAILED
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # Not on every system; it is only faster.
+        return None
+    return uvloop.new_event_loop
+
+
+async def _serve(config: Config) -> int:
+    stop = asyncio.Event()
+    _catch_signals(stop)
+    log = structlog.get_logger()
+    log.info("settings", **describe(config))
+    # First of all, so that a second server on the same port fails before it loads anything.
+    server = Server(config)
+    engine: EngineLink | None = None
+    start = asyncio.create_task(_start(config, server))
+    try:
+        await _either(start, stop)
+        if not start.done():
+            return 0
+        engine = start.result()
+        await stop.wait()
+        log.info("stopping", limit_s=config.server.drain_limit_s)
+    finally:
+        start.cancel()
+        with contextlib.suppress(asyncio.CancelledError, StartupError):
+            engine = await start
+        num_cut_off = await server.close(config.server.drain_limit_s)
+        if engine is not None:
+            await engine.close()
+    log.info("stopped", num_cut_off=num_cut_off)
+    return 0
+
+
+async def _start(config: Config, server: Server) -> EngineLink:
+    """Loads the model, starts its engine, serves it and says so."""
+    progress = Progress(sys.stderr)
+    checkpoint, text = await _in_thread(lambda: _load(config, progress))
+    engine = await EngineLink.start(
+        config.engine,
+        checkpoint,
+        on_progress=lambda news: progress(news.stage, news.done, news.total),
+        logging=EngineLogging(level=config.logging.level, as_json=config.logging.format == "json"),
+    )
+    try:
+        progress.end()
+        model = served_model(config, text, engine)
+        await server.open([model])
+    except BaseException:
+        await engine.close()
+        raise
+    print(f"Antiphon serves {model.name} on {server.address}", flush=True)
+    return engine
+
+
+def _load(config: Config, progress: Progress) -> tuple[Path, TextSide]:
+    checkpoint = resolve_model(
+        config.model.source, cache_dir=Path(config.model.cache_dir), progress=progress
+    )
+    return checkpoint, load_text_side(config, checkpoint, inspect_checkpoint(checkpoint))
+
+
+async def _in_thread(function: Callable[[], T]) -> T:
+    """Runs a function in a thread that the process doesn't wait for when it is told to stop."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(outcome: Callable[[], None]) -> None:
+        if not future.done():
+            outcome()
+
+    def work() -> None:
+        outcome = partial(future.set_exception, RuntimeError("loading failed; see above"))
+        try:
+            outcome = partial(future.set_result, function())
+        except StartupError as error:
+            outcome = partial(future.set_exception, error)
+        finally:
+            with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+                loop.call_soon_threadsafe(settle, outcome)
+
+    threading.Thread(target=work, name="load", daemon=True).start()
+    return await future
+
+
+async def _either(start: "asyncio.Task[EngineLink]", stop: asyncio.Event) -> None:
+    """Waits until one of the two is there."""
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({start, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+
+
+def _catch_signals(stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(_CUT_SHORT)  # The engine ends by itself when its front end is gone.
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)

@@ -1,0 +1,301 @@
+"""`antiphon serve` as people run it: a process, with a tiny checkpoint on a real engine."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from antiphon.v1 import (
+    inference_pb2,
+    inference_pb2_grpc,
+    types_pb2,
+)
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from support.tiny_checkpoints import make_checkpoint
+from support.tiny_tokenizers import save_byte_level_tokenizer
+
+READY_LIMIT_S = 60.0
+ENGINE_PROCESS = re.compile(rb"antiphon_engine")
+
+
+@dataclass
+class Command:
+    """A server process and what it said."""
+
+    process: subprocess.Popen[str]
+
+    def read_ready_line(self) -> str:
+        """Waits for the ready line; the process ending first is a failure."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.process.communicate()[1]
+        return line.strip()
+
+    def end(self, number: int = signal.SIGTERM, limit_s: float = 20.0) -> tuple[int, str]:
+        """Sends a signal; returns the exit status and what was on standard error."""
+        self.process.send_signal(number)
+        _, log = self.process.communicate(timeout=limit_s)
+        return self.process.returncode, log
+
+
+class Runner:
+    """Starts servers, each in the same folder and with the same tiny checkpoint."""
+
+    def __init__(self, directory: Path, checkpoint: Path) -> None:
+        self.directory = directory
+        self.checkpoint = checkpoint
+        self.commands: list[Command] = []
+
+    def start(self, *flags: str, environ: Sequence[tuple[str, str]] = ()) -> Command:
+        """Starts a server on ports that the system chooses, unless the flags say others."""
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "antiphon_cli.main", "serve"),
+                *("--model", str(self.checkpoint), "--store", str(self.directory / "sessions.db")),
+                *("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"),
+                *("--set", "engine.kv_cache_tokens=4096", "--set", "engine.num_threads=1"),
+                *flags,
+            ],
+            env={**os.environ, "HOME": str(self.directory), **dict(environ)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.directory,
+        )
+        self.commands.append(Command(process))
+        return self.commands[-1]
+
+    def run(self, *flags: str, environ: Sequence[tuple[str, str]] = ()) -> tuple[int, str]:
+        """Runs a server that is to end by itself; returns exit status and standard error."""
+        process = self.start(*flags, environ=environ).process
+        _, log = process.communicate(timeout=30)
+        return process.returncode, log
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = make_checkpoint(tmp_path_factory.mktemp("model") / "tiny-qwen2")
+    return save_byte_level_tokenizer(directory)
+
+
+@pytest.fixture
+def runner(tmp_path: Path, checkpoint: Path) -> Iterator[Runner]:
+    made = Runner(tmp_path, checkpoint)
+    yield made
+    for command in made.commands:
+        if command.process.poll() is None:
+            command.process.kill()
+            command.process.communicate()
+
+
+def address_in(line: str) -> str:
+    return line.rsplit(" ", 1)[1]
+
+
+def generate(channel: grpc.Channel, num_tokens: int) -> inference_pb2.GenerateResponse:
+    return inference_pb2_grpc.InferenceServiceStub(channel).Generate(
+        inference_pb2.GenerateRequest(
+            prompt=types_pb2.Prompt(text="The harbour lay"),
+            config=types_pb2.GenerationConfig(
+                sampling=types_pb2.SamplingParams(temperature=0),
+                stop=types_pb2.StopConditions(max_output_tokens=num_tokens, ignore_eos=True),
+            ),
+        ),
+        timeout=30,
+    )
+
+
+def children_of(pid: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == pid:
+                found.append(int(entry.name))
+    return found
+
+
+def test_server_says_where_it_serves_answers_and_ends_with_zero(runner: Runner) -> None:
+    command = runner.start()
+    line = command.read_ready_line()
+    with grpc.insecure_channel(address_in(line)) as channel:
+        answer = generate(channel, 5)
+        status = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    (engine_pid,) = children_of(command.process.pid)
+
+    exit_status, log = command.end()
+
+    assert re.fullmatch(r"Antiphon serves models/tiny-qwen2 on 127\.0\.0\.1:\d+", line)
+    assert answer.usage.output_tokens == 5
+    assert status.status == health_pb2.HealthCheckResponse.SERVING
+    assert exit_status == 0, log
+    assert not Path(f"/proc/{engine_pid}").exists()
+
+
+def test_interrupt_ends_the_server_with_zero(runner: Runner) -> None:
+    command = runner.start()
+    command.read_ready_line()
+
+    exit_status, log = command.end(signal.SIGINT)
+
+    assert exit_status == 0, log
+    assert "Traceback" not in log
+
+
+def test_server_that_is_still_loading_ends_when_told(runner: Runner) -> None:
+    command = runner.start()
+    time.sleep(2)
+
+    exit_status, log = command.end()
+
+    assert exit_status == 0, log
+
+
+def test_second_signal_ends_the_server_though_a_call_runs(runner: Runner) -> None:
+    command = runner.start()
+    address = address_in(command.read_ready_line())
+    with grpc.insecure_channel(address) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        next(watch)
+        stream = inference_pb2_grpc.InferenceServiceStub(channel).StreamGenerate(
+            inference_pb2.GenerateRequest(
+                prompt=types_pb2.Prompt(text="a"),
+                config=types_pb2.GenerationConfig(stop=types_pb2.StopConditions(ignore_eos=True)),
+            )
+        )
+        next(stream)
+        (engine_pid,) = children_of(command.process.pid)
+        os.kill(engine_pid, signal.SIGSTOP)
+        command.process.send_signal(signal.SIGTERM)
+        told = next(watch)
+
+        exit_status, _ = command.end(signal.SIGINT, limit_s=5)
+        os.kill(engine_pid, signal.SIGKILL)
+
+    assert told.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert exit_status != 0
+
+
+def test_second_server_on_a_port_fails_at_once_and_names_it(runner: Runner) -> None:
+    first = runner.start()
+    address = address_in(first.read_ready_line())
+    start_s = time.monotonic()
+
+    exit_status, log = runner.run("--listen", address)
+
+    last_line = log.strip().splitlines()[-1]
+    assert exit_status not in (0, None)
+    assert f"can't listen on {address}: port {address.rpartition(':')[2]} is in use" in last_line
+    assert "Traceback" not in log
+    assert time.monotonic() - start_s < 10  # Two seconds, on a machine that does nothing else.
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--listen", "nonsense"], "write HOST:PORT"),
+        (["--listen", "unix:" + "a" * 200], "the system takes 107"),
+        (["--listen", "unix:/nonexistent/a.sock"], "the folder does not exist"),
+        (["--listen", "0.0.0.0:0"], "--insecure"),
+        (["--set", "engine.max_modle_len=5"], "no setting 'engine.max_modle_len'"),
+        (["--set", "engine.max_rowz=5"], "did you mean engine.max_rows?"),
+        (["--set", "engine.max_rows=0"], "from 1 to 4096"),
+        (["--model", "/nonexistent"], "/nonexistent"),
+        (["--store", "redis://localhost"], "SQLite"),
+        (["--device", "cuda"], "cuda"),
+        (["--set", "model.chat_template=/nonexistent.jinja"], "/nonexistent.jinja"),
+        (["--set", "model.name=a/b"], "model.name"),
+    ],
+)
+def test_mistake_is_told_in_one_clear_line(runner: Runner, flags: list[str], told: str) -> None:
+    exit_status, log = runner.run(*flags)
+
+    assert exit_status not in (0, None)
+    assert told in log.strip().splitlines()[-1]
+    assert "Traceback" not in log
+
+
+def test_misspelt_variable_is_told_in_one_clear_line(runner: Runner) -> None:
+    exit_status, log = runner.run(environ=[("ANTIPHON_ENGINE__MAX_ROWZ", "5")])
+
+    assert exit_status not in (0, None)
+    assert "did you mean ANTIPHON_ENGINE__MAX_ROWS?" in log
+
+
+def test_cache_too_small_for_the_context_is_told_with_numbers(runner: Runner) -> None:
+    """Either the start fails, or the context is lowered to what fits and model and log say so."""
+    command = runner.start("--set", "engine.kv_cache_tokens=64")
+    assert command.process.stdout is not None
+    line = command.process.stdout.readline()
+    if line:
+        with (
+            grpc.insecure_channel(address_in(line.strip())) as channel,
+            pytest.raises(grpc.RpcError) as caught,
+        ):
+            generate(channel, 100)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "64" in caught.value.details()
+        command.end()
+    else:
+        _, log = command.process.communicate()
+        assert "64" in log.strip().splitlines()[-1]
+
+
+def test_unix_socket_is_served_and_a_stale_file_replaced(runner: Runner) -> None:
+    path = runner.directory / "a.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+
+    command = runner.start("--listen", f"unix:{path}")
+    line = command.read_ready_line()
+    with grpc.insecure_channel(f"unix:{path}") as channel:
+        answer = generate(channel, 1)
+
+    assert line.endswith(f"unix:{path}")
+    assert answer.usage.output_tokens == 1
+
+
+def test_engine_that_stops_answering_turns_health_and_is_replaced(runner: Runner) -> None:
+    command = runner.start("--set", "engine.stall_limit_s=2")
+    address = address_in(command.read_ready_line())
+    (engine_pid,) = children_of(command.process.pid)
+    with grpc.insecure_channel(address) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(), timeout=60
+        )
+        told = [next(watch).status]
+
+        os.kill(engine_pid, signal.SIGSTOP)
+        told += [next(watch).status, next(watch).status]
+        answer = generate(channel, 2)
+
+    serving, not_serving = (
+        health_pb2.HealthCheckResponse.SERVING,
+        health_pb2.HealthCheckResponse.NOT_SERVING,
+    )
+    assert told == [serving, not_serving, serving]
+    assert answer.usage.output_tokens == 2
+
+
+def test_front_end_never_loads_torch(runner: Runner) -> None:
+    command = runner.start()
+    address = address_in(command.read_ready_line())
+    with grpc.insecure_channel(address) as channel:
+        generate(channel, 3)
+
+    mapped = Path(f"/proc/{command.process.pid}/maps").read_text()
+
+    assert "libtorch" not in mapped
+    assert "grpc" in mapped
