@@ -91,6 +91,11 @@ class FakeRequest:
         news, self.news = self.news, None
         return news
 
+    async def wait_ended(self) -> None:
+        """Waits until the engine has nothing of it any more."""
+        while not self.ended:  # noqa: ASYNC110 - looks at each turn of the loop
+            await asyncio.sleep(0)
+
     def finish_output(self, output_index: int, keep_tokens: int) -> None:
         output = self.outputs[output_index]
         assert keep_tokens <= len(output.token_ids)
