@@ -2,7 +2,7 @@
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from antiphon.v1.session_pb2 import TurnEvent
@@ -23,9 +23,27 @@ class EventLog:
         self._turn_id = turn_id
         self._epoch = epoch
         self._events: list[TurnEvent] = []
+        self._sizes_bytes: list[int] = []
         self._join_at = MAX_UNJOINED
         self._readers: set[EventReader] = set()
         self._ended = False
+
+    @classmethod
+    def restore(cls, turn_id: str, epoch: int, events: Sequence[TurnEvent]) -> "EventLog":
+        """Returns the log of a turn that has ended, from events that have their numbers."""
+        log = cls(turn_id, epoch)
+        for event in events:
+            event.turn_id = turn_id
+            event.epoch = epoch
+        log._events = list(events)
+        log._sizes_bytes = [event.ByteSize() for event in events]
+        log._ended = True
+        return log
+
+    @property
+    def turn_id(self) -> str:
+        """The turn's id."""
+        return self._turn_id
 
     @property
     def last_sequence(self) -> int:
@@ -50,6 +68,7 @@ class EventLog:
         event.epoch = self._epoch
         event.first_sequence = event.sequence = sequence
         self._events.append(event)
+        self._sizes_bytes.append(event.ByteSize())
         self._ended = event.WhichOneof("event") in ("completed", "failed")
         if len(self._events) >= self._join_at:
             self._join()
@@ -74,35 +93,38 @@ class EventLog:
         self._readers.discard(reader)
 
     def after(self, sequence: int) -> TurnEvent | None:
-        """Returns what follows a number that lies between two events: one event, or deltas joined."""
+        """Returns what follows a number: one event, or deltas joined; None: nothing yet.
+
+        The number is 0, or one that a reader of this log stands at.
+        """
         index = bisect_right(self._events, sequence, key=lambda event: event.sequence)
         if index == len(self._events):
             return None
-        run = self._events[index : index + 1]
-        size_bytes = run[0].ByteSize()
-        for event in self._events[index + 1 :]:
-            size_bytes += event.ByteSize()
-            if not _joinable(run[0], event) or size_bytes > MAX_JOINED_BYTES:
+        end = index + 1
+        size_bytes = self._sizes_bytes[index]
+        while end < len(self._events) and _joinable(self._events[index], self._events[end]):
+            size_bytes += self._sizes_bytes[end]
+            if size_bytes > MAX_JOINED_BYTES:
                 break
-            run.append(event)
-        return run[0] if len(run) == 1 else _joined(run)
+            end += 1
+        return _joined(self._events[index:end])
 
     def _join(self) -> None:
         """Joins neighbouring deltas, but for places where a reader stands."""
         places = {reader.sequence for reader in self._readers}
         runs: list[list[TurnEvent]] = []
-        size_bytes = 0
-        for event in self._events:
-            event_bytes = event.ByteSize()
+        sizes_bytes: list[int] = []
+        for event, size_bytes in zip(self._events, self._sizes_bytes, strict=True):
             last = runs[-1][-1] if runs else None
-            fits = size_bytes + event_bytes <= MAX_JOINED_BYTES
-            if last and fits and last.sequence not in places and _joinable(last, event):
+            joins = last and last.sequence not in places and _joinable(last, event)
+            if joins and sizes_bytes[-1] + size_bytes <= MAX_JOINED_BYTES:
                 runs[-1].append(event)
-                size_bytes += event_bytes
+                sizes_bytes[-1] += size_bytes
             else:
                 runs.append([event])
-                size_bytes = event_bytes
-        self._events = [run[0] if len(run) == 1 else _joined(run) for run in runs]
+                sizes_bytes.append(size_bytes)
+        self._events = [_joined(run) for run in runs]
+        self._sizes_bytes = sizes_bytes
         self._join_at = 2 * len(self._events) + MAX_UNJOINED
 
 
@@ -115,6 +137,11 @@ class EventReader:
         """The last number that was read."""
         self._log = log
         self._frame_id = frame_id
+
+    @property
+    def turn_id(self) -> str:
+        """The turn's id."""
+        return self._log.turn_id
 
     @property
     def finished(self) -> bool:
@@ -149,8 +176,10 @@ def _part(event: TurnEvent) -> tuple[int, int, str]:
 
 
 def _joined(run: list[TurnEvent]) -> TurnEvent:
-    """Returns one event for several neighbouring deltas of one part."""
+    """Returns one event for neighbouring deltas of one part; a single event as it is."""
     first = run[0]
+    if len(run) == 1:
+        return first
     delta = Delta(
         output_index=first.delta.output_index,
         channel=first.delta.channel,

@@ -89,9 +89,9 @@ class SqliteStore:
         """See SessionStore."""
         await self._writer.run(lambda file: self._writes.delete(file, key))
 
-    async def expire_session(self, key: SessionKey, expire_ns: int) -> None:
+    async def expire_session(self, key: SessionKey, expire_ns: int) -> bool:
         """See SessionStore."""
-        await self._writer.run(lambda file: self._writes.expire(file, key, expire_ns))
+        return await self._writer.run(lambda file: self._writes.expire(file, key, expire_ns))
 
     async def accept_turn(self, key: SessionKey, row: TurnRow) -> None:
         """See SessionStore."""

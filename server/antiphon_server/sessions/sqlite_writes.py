@@ -70,13 +70,16 @@ class Writes:
             "DELETE FROM sessions WHERE tenant = ? AND session_id = ?", (key.tenant, key.session_id)
         )
 
-    def expire(self, connection: sqlite3.Connection, key: SessionKey, expire_ns: int) -> None:
+    def expire(self, connection: sqlite3.Connection, key: SessionKey, expire_ns: int) -> bool:
         """See SessionStore.expire_session."""
+        if not _exists(connection, key):
+            return False
         self.delete(connection, key)
         connection.execute(
             "INSERT OR REPLACE INTO expired VALUES (?, ?, ?)",
             (key.tenant, key.session_id, expire_ns),
         )
+        return True
 
     def accept_turn(self, connection: sqlite3.Connection, key: SessionKey, row: TurnRow) -> None:
         """See SessionStore.accept_turn."""

@@ -53,8 +53,8 @@ class SessionStore(Protocol):
     async def delete_session(self, key: SessionKey) -> None:
         """Forgets a session and all its turns."""
 
-    async def expire_session(self, key: SessionKey, expire_ns: int) -> None:
-        """Forgets a session and all its turns, and remembers that it was there."""
+    async def expire_session(self, key: SessionKey, expire_ns: int) -> bool:
+        """Forgets a session and all its turns, and remembers that it was there; whether it was."""
 
     async def accept_turn(self, key: SessionKey, row: TurnRow) -> None:
         """Keeps a turn that is to run."""

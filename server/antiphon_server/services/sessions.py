@@ -1,0 +1,198 @@
+"""Conversations that live on the server."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import NoReturn, TypeVar
+
+import grpc
+from antiphon.v1 import session_pb2_grpc
+from antiphon.v1.session_pb2 import (
+    AppendTurnRequest,
+    CancelTurnRequest,
+    ConverseRequest,
+    ConverseResponse,
+    CreateSessionRequest,
+    DeleteSessionRequest,
+    ForkSessionRequest,
+    GetSessionRequest,
+    GetTurnRequest,
+    ListSessionsRequest,
+    ListSessionsResponse,
+    ListTurnsRequest,
+    ListTurnsResponse,
+    RewindSessionRequest,
+    RunTurnRequest,
+    Session,
+    StreamTurnEventsRequest,
+    Turn,
+    TurnEvent,
+    UpdateSessionRequest,
+)
+from antiphon.v1.types_pb2 import Failure
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import Message
+from grpc.aio import ServicerContext
+
+from antiphon_server.answer_size import check_answer_size
+from antiphon_server.caller import caller_of
+from antiphon_server.capabilities import unsupported_feature
+from antiphon_server.services.converse import Conversation
+from antiphon_server.sessions.failures import is_cancelled, to_error
+from antiphon_server.sessions.listing import list_sessions, list_turns
+from antiphon_server.sessions.names import parse_session_name, parse_turn_name
+from antiphon_server.sessions.registry import SessionRegistry
+from antiphon_server.sessions.turn_request import read_start_turn
+
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
+
+_TURN_HINT = "the turn's events, which RunTurn replays for its id, have no such bound"
+
+
+class SessionService(session_pb2_grpc.SessionServiceServicer):
+    """Checks, calls the registry and translates. What is not built is refused by name."""
+
+    def __init__(self, registry: SessionRegistry) -> None:
+        self._registry = registry
+
+    async def CreateSession(
+        self, request: CreateSessionRequest, context: ServicerContext[CreateSessionRequest, Session]
+    ) -> Session:
+        """Creates a session."""
+        return await self._registry.create(caller_of(context).tenant, request)
+
+    async def GetSession(
+        self, request: GetSessionRequest, context: ServicerContext[GetSessionRequest, Session]
+    ) -> Session:
+        """Returns a session as it stands."""
+        key = parse_session_name(caller_of(context).tenant, request.name, "name")
+        async with self._registry.use(key) as session:
+            return await session.present_with_residency()
+
+    async def ListSessions(
+        self,
+        request: ListSessionsRequest,
+        context: ServicerContext[ListSessionsRequest, ListSessionsResponse],
+    ) -> ListSessionsResponse:
+        """Returns a page of the tenant's sessions."""
+        return await list_sessions(self._registry, caller_of(context).tenant, request)
+
+    async def UpdateSession(
+        self, request: UpdateSessionRequest, context: ServicerContext[UpdateSessionRequest, Session]
+    ) -> Session:
+        """Changes the named fields."""
+        return await self._registry.update(caller_of(context).tenant, request)
+
+    async def DeleteSession(
+        self, request: DeleteSessionRequest, context: ServicerContext[DeleteSessionRequest, Empty]
+    ) -> Empty:
+        """Cancels its turns and deletes the session."""
+        key = parse_session_name(caller_of(context).tenant, request.name, "name")
+        await self._registry.delete(key, request.etag)
+        return Empty()
+
+    async def Converse(
+        self,
+        request_iterator: AsyncIterator[ConverseRequest],
+        context: ServicerContext[ConverseRequest, ConverseResponse],
+    ) -> AsyncGenerator[ConverseResponse, None]:
+        """Talks."""
+        conversation = Conversation(self._registry, caller_of(context).tenant)
+        async with contextlib.aclosing(conversation.run(request_iterator)) as frames:
+            async for frame in frames:
+                yield frame
+
+    async def RunTurn(
+        self, request: RunTurnRequest, context: ServicerContext[RunTurnRequest, TurnEvent]
+    ) -> AsyncGenerator[TurnEvent, None]:
+        """Runs one turn and tells of it."""
+        key = parse_session_name(caller_of(context).tenant, request.session, "session")
+        asked = read_start_turn(request.turn, path="turn")
+        async with self._registry.use(key) as session:
+            turn = await session.start_turn(asked)
+            wake = asyncio.Event()
+            reader = turn.log.open_reader(wake)
+            try:
+                while not reader.finished:
+                    wake.clear()
+                    while event := reader.read():
+                        yield event
+                        if event.HasField("failed"):
+                            await _end_as(event.failed, context)
+                    if not reader.finished:
+                        await wake.wait()
+            finally:
+                reader.close()
+                if turn.live and asked.cancels_on_disconnect and not reader.finished:
+                    session.cancel_live(turn.live)
+
+    async def CancelTurn(
+        self, request: CancelTurnRequest, context: ServicerContext[CancelTurnRequest, Turn]
+    ) -> Turn:
+        """Stops a turn and returns it once it has ended."""
+        key, turn_id = parse_turn_name(caller_of(context).tenant, request.name, "name")
+        async with self._registry.use(key) as session:
+            live = await session.cancel_turn(turn_id, discards=request.discard_partial)
+            if live is not None:
+                await live.ended.wait()
+            return _sendable(await session.read_turn(turn_id))
+
+    async def GetTurn(
+        self, request: GetTurnRequest, context: ServicerContext[GetTurnRequest, Turn]
+    ) -> Turn:
+        """Returns a turn as it stands."""
+        key, turn_id = parse_turn_name(caller_of(context).tenant, request.name, "name")
+        async with self._registry.use(key) as session:
+            return _sendable(await session.read_turn(turn_id))
+
+    async def ListTurns(
+        self,
+        request: ListTurnsRequest,
+        context: ServicerContext[ListTurnsRequest, ListTurnsResponse],
+    ) -> ListTurnsResponse:
+        """Returns a page of a session's turns."""
+        return await list_turns(self._registry, caller_of(context).tenant, request)
+
+    async def ForkSession(
+        self, request: ForkSessionRequest, context: ServicerContext[ForkSessionRequest, Session]
+    ) -> Session:
+        """Is not built in this release."""
+        _refuse("ForkSession")
+
+    async def RewindSession(
+        self, request: RewindSessionRequest, context: ServicerContext[RewindSessionRequest, Session]
+    ) -> Session:
+        """Is not built in this release."""
+        _refuse("RewindSession")
+
+    async def AppendTurn(
+        self, request: AppendTurnRequest, context: ServicerContext[AppendTurnRequest, Turn]
+    ) -> Turn:
+        """Is not built in this release."""
+        _refuse("AppendTurn")
+
+    async def StreamTurnEvents(
+        self,
+        request: StreamTurnEventsRequest,
+        context: ServicerContext[StreamTurnEventsRequest, TurnEvent],
+    ) -> AsyncGenerator[TurnEvent, None]:
+        """Is not built in this release."""
+        _refuse("StreamTurnEvents")
+        yield  # Makes it the kind of handler that the contract asks for.
+
+
+def _refuse(method: str) -> NoReturn:
+    raise unsupported_feature(f"SessionService.{method}", method)
+
+
+def _sendable(turn: Turn) -> Turn:
+    check_answer_size(turn, hint=_TURN_HINT)
+    return turn
+
+
+async def _end_as(failure: Failure, context: ServicerContext[RequestT, ResponseT]) -> NoReturn:
+    """Ends a call with a turn's failure as its status."""
+    if is_cancelled(failure):
+        await context.abort(grpc.StatusCode.CANCELLED, failure.message)
+    raise to_error(failure)

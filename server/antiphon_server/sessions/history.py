@@ -1,0 +1,186 @@
+"""A session's context: what its next prompt stands on.
+
+With HISTORY_POLICY_KEEP_TOKENS that is a log of token ids:
+
+    first prompt | output | continuation | output | continuation | output …
+
+Only what is new is rendered. Items of appended turns wait until the next prompt takes them in.
+Where the instructions have changed, the first prompt is rendered anew and all ids behind it stay.
+With HISTORY_POLICY_RERENDER it is the conversation's items, and every prompt is rendered whole.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+from antiphon.v1 import session_pb2
+from antiphon.v1.types_pb2 import ROLE_ASSISTANT, ChatMessage, Item, Output
+
+from antiphon_engine.api.errors import FieldViolation, InvalidRequest
+from antiphon_server.sessions.records import TurnRow, TurnTokens, token_array
+
+KEPT_TAIL_TOKENS: Final = 64
+"""How much of the kept ids a continuation is rendered against."""
+
+
+class RenderedPrompt(Protocol):
+    """A rendered prompt."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Its tokens."""
+
+
+class Renderer(Protocol):
+    """The part of the prompt renderer that a history needs. Its calls are CPU work."""
+
+    def render_conversation(
+        self, items: Sequence[Item], *, instructions: str = ""
+    ) -> RenderedPrompt:
+        """Renders a whole conversation."""
+
+    def render_continuation(
+        self, new_items: Sequence[Item], *, kept_tail: Sequence[int], instructions: str = ""
+    ) -> RenderedPrompt:
+        """Renders what follows an answer whose ids end in `kept_tail`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A prompt, and what the turn adds to the token log if it completes."""
+
+    prompt_ids: "array[int]"
+    tokens: TurnTokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """A session's context after some turn. A value: a turn that completes gives the next one."""
+
+    policy: int
+    head_ids: "array[int]" = field(default_factory=token_array)
+    """The prompt up to the first output."""
+    head_digest: bytes = b""
+    head_items: tuple[Item, ...] = ()
+    """What `head_ids` was rendered from."""
+    tail_ids: "array[int]" = field(default_factory=token_array)
+    """All kept ids behind the first prompt. Grown in place: views of older values must not last."""
+    pending: tuple[Item, ...] = ()
+    """Items of appended turns that no prompt has taken in yet."""
+    items: tuple[Item, ...] = ()
+    """HISTORY_POLICY_RERENDER: all that a prompt has taken in, and the answers."""
+    answered: bool = False
+    """Whether there is an output yet."""
+
+    @property
+    def rerenders(self) -> bool:
+        """Whether every prompt is rendered whole."""
+        return self.policy == session_pb2.HISTORY_POLICY_RERENDER
+
+    def log(self, renderer: Renderer, instructions: str) -> "array[int]":
+        """Returns the ids of the context as it stands. CPU work where it must be rendered.
+
+        Raises:
+            AntiphonError: the template refuses the conversation.
+        """
+        if not self.rerenders:
+            return self.head_ids + self.tail_ids
+        return array(
+            "i", renderer.render_conversation(self.items, instructions=instructions).token_ids
+        )
+
+    def prepare(self, renderer: Renderer, new_items: Sequence[Item], instructions: str) -> Prepared:
+        """Renders the next prompt. CPU work; changes nothing.
+
+        Raises:
+            AntiphonError: there is nothing to answer, or the template refuses it.
+        """
+        fresh = (*self.pending, *new_items)
+        if not fresh:
+            raise nothing_to_answer()
+        if self.rerenders:
+            whole = renderer.render_conversation((*self.items, *fresh), instructions=instructions)
+            return Prepared(prompt_ids=array("i", whole.token_ids), tokens=TurnTokens())
+        digest = hashlib.sha256(instructions.encode()).digest()
+        if not self.answered:
+            head = renderer.render_conversation(fresh, instructions=instructions)
+            head_ids = array("i", head.token_ids)
+            return Prepared(
+                prompt_ids=head_ids, tokens=TurnTokens(head_ids=head_ids, head_digest=digest)
+            )
+        new_head = self._new_head(renderer, digest, instructions)
+        kept_ids = (self.head_ids if new_head is None else new_head) + self.tail_ids
+        added = renderer.render_continuation(
+            fresh, kept_tail=kept_ids[-KEPT_TAIL_TOKENS:], instructions=instructions
+        )
+        added_ids = array("i", added.token_ids)
+        return Prepared(
+            prompt_ids=kept_ids + added_ids,
+            tokens=TurnTokens(head_ids=new_head, head_digest=digest, added_ids=added_ids),
+        )
+
+    def _new_head(
+        self, renderer: Renderer, digest: bytes, instructions: str
+    ) -> "array[int] | None":
+        if digest == self.head_digest:
+            return None
+        head = renderer.render_conversation(self.head_items, instructions=instructions)
+        return array("i", head.token_ids)
+
+    def after(self, row: TurnRow) -> "History":
+        """Returns the context behind a completed turn; this one must not be used any more."""
+        new_items = tuple(row.turn.input)
+        if not row.generates:
+            return replace(self, pending=(*self.pending, *new_items))
+        fresh = (*self.pending, *new_items)
+        if self.rerenders:
+            items = (*self.items, *fresh, _as_item(row.turn.output))
+            return replace(self, items=items, pending=(), answered=True)
+        tokens = row.tokens
+        tail_ids = self.tail_ids
+        tail_ids.extend(tokens.added_ids)
+        tail_ids.extend(tokens.output_ids)
+        return replace(
+            self,
+            head_ids=self.head_ids if tokens.head_ids is None else tokens.head_ids,
+            head_digest=tokens.head_digest,
+            head_items=self.head_items if self.answered else fresh,
+            tail_ids=tail_ids,
+            pending=(),
+            answered=True,
+        )
+
+
+def load_history(policy: int, rows: Sequence[TurnRow]) -> History:
+    """Returns the context behind the turns of a history. CPU work where it is long."""
+    history = History(policy=policy)
+    for row in rows:
+        history = history.after(row)
+    return history
+
+
+def prompt_of(row: TurnRow, earlier: Sequence[TurnRow]) -> "array[int]":
+    """Returns the prompt of a turn whose tokens are kept, from those of the history before it."""
+    before = load_history(session_pb2.HISTORY_POLICY_KEEP_TOKENS, earlier)
+    head_ids = row.tokens.head_ids
+    return (before.head_ids if head_ids is None else head_ids) + (
+        before.tail_ids + row.tokens.added_ids
+    )
+
+
+def nothing_to_answer() -> InvalidRequest:
+    """Returns the error for a turn without items where none were appended since the last answer."""
+    return InvalidRequest(
+        FieldViolation(
+            "generate.items", "must not be empty unless items were appended since the last answer"
+        )
+    )
+
+
+def _as_item(output: Output) -> Item:
+    """Returns an answer as the conversation's next item."""
+    return Item(
+        message=ChatMessage(role=ROLE_ASSISTANT, text=output.text, reasoning=output.reasoning)
+    )

@@ -1,0 +1,316 @@
+"""All sessions of a server: finds, loads, makes, lists, expires and lets go of them."""
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+from antiphon.v1.session_pb2 import CreateSessionRequest, Session, Turn, UpdateSessionRequest
+from google.protobuf.duration_pb2 import Duration
+
+from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_server.generation import Generator
+from antiphon_server.offload import Offload
+from antiphon_server.served_model import ServedModel
+from antiphon_server.served_models import find_model
+from antiphon_server.sessions.failures import mark_stopped, server_stopped
+from antiphon_server.sessions.history import load_history
+from antiphon_server.sessions.ledger import Ledger
+from antiphon_server.sessions.limits import Clock, Draws, SessionLimits
+from antiphon_server.sessions.names import parse_session_name, session_not_found
+from antiphon_server.sessions.records import (
+    COMPLETED,
+    NewSession,
+    Receipt,
+    SessionKey,
+    SessionRow,
+    TurnRow,
+)
+from antiphon_server.sessions.session import LiveSession
+from antiphon_server.sessions.session_requests import Checker, check_create, read_update, settable
+from antiphon_server.sessions.session_rows import behind_turn, present, with_expiry
+from antiphon_server.sessions.store import SessionStore
+from antiphon_server.sessions.surroundings import Surroundings
+from antiphon_server.sessions.sweeper import Sweeper
+from antiphon_server.sessions.times import NS_PER_S, to_timestamp
+from antiphon_server.sessions.turn_request import fingerprint
+from antiphon_server.status import to_failure
+
+
+class SessionRegistry:
+    """The sessions of a server. Used on one event loop."""
+
+    def __init__(  # noqa: PLR0913 - a composition root's parts, all by name
+        self,
+        *,
+        store: SessionStore,
+        models: Mapping[str, ServedModel],
+        generators: Mapping[str, Generator],
+        offload: Offload,
+        limits: SessionLimits,
+        clock: Clock | None = None,
+        draws: Draws | None = None,
+    ) -> None:
+        """Sets what all sessions share; whoever gives the store closes it, behind this.
+
+        Args:
+            store: Where they are kept.
+            models: By name.
+            generators: By the model's name.
+            offload: Where CPU work runs.
+            limits: How much they may hold.
+            clock: The clocks; None: the system's.
+            draws: Ids and seeds; None: the system's randomness.
+        """
+        self._surroundings: Final = Surroundings(
+            store=store,
+            models=models,
+            generators=generators,
+            offload=offload,
+            limits=limits,
+            clock=clock or Clock(),
+            draws=draws or Draws(),
+        )
+        self._loaded: OrderedDict[SessionKey, LiveSession] = OrderedDict()
+        self._loading: dict[SessionKey, asyncio.Task[LiveSession]] = {}
+        self._sweeper = Sweeper(self._surroundings, self.expire)
+        self._num_sessions = 0
+        self._drain: tuple[AntiphonError, Duration] | None = None
+
+    @property
+    def num_sessions(self) -> int:
+        """How many there are, over all tenants."""
+        return self._num_sessions
+
+    @property
+    def surroundings(self) -> Surroundings:
+        """What all sessions share."""
+        return self._surroundings
+
+    async def start(self) -> None:
+        """Fails the turns that an earlier server left running, and begins to look for expiry."""
+        for key, turn in await self._surroundings.store.list_unfinished():
+            await self._fail_left_over(key, turn)
+        self._num_sessions = await self._surroundings.store.count_sessions()
+        self._sweeper.start()
+
+    def drain(self, *, time_left_s: float) -> None:
+        """Refuses new turns and sessions from now on, and asks streams to end; turns go on."""
+        error = AntiphonError(
+            ErrorReason.DRAINING,
+            "The server is shutting down and takes no new turns; try again elsewhere or later.",
+            retry_delay_s=1.0,
+        )
+        time_left = Duration(nanos=0)
+        time_left.FromMilliseconds(int(time_left_s * 1000))
+        self._drain = (error, time_left)
+        for session in self._loaded.values():
+            session.drain(error, time_left)
+
+    async def close(self) -> None:
+        """Ends all turns at once and lets go of all sessions."""
+        await self._sweeper.close()
+        error = server_stopped()
+        sessions = list(self._loaded.values())
+        await asyncio.gather(
+            *(session.close(error, to_failure(error), wait_s=0) for session in sessions)
+        )
+        self._loaded.clear()
+
+    async def create(self, tenant: str, request: CreateSessionRequest) -> Session:
+        """Creates a session. Raises AntiphonError."""
+        if self._drain is not None:
+            raise self._drain[0]
+        model = find_model(self._surroundings.models, request.session.model)
+        now_ns = self._surroundings.clock.wall_ns()
+        check_create(request, Checker(model=model, now_ns=now_ns))
+        session_id = request.session_id or self._surroundings.draws.draw_id()
+        key = SessionKey(tenant, session_id)
+        session = settable(request.session)
+        session.name = key.name
+        session.model = model.name
+        session.create_time.CopyFrom(to_timestamp(now_ns))
+        session.update_time.CopyFrom(to_timestamp(now_ns))
+        first_turn = self._first_turn(key, request) if request.items else None
+        if first_turn:
+            session.head_turn = first_turn.turn.name
+            session.num_turns = 1
+        row = self._with_expiry(
+            SessionRow(
+                key=key,
+                session=session,
+                version=1,
+                create_ns=now_ns,
+                idle_since_ns=now_ns,
+                expire_ns=None,
+            )
+        )
+        answer = present(row, active=False)
+        earlier = await self._surroundings.store.create_session(
+            NewSession(
+                row=row,
+                first_turn=first_turn,
+                receipt=self._receipt(tenant, request, answer),
+                max_sessions=self._surroundings.limits.max_sessions,
+            )
+        )
+        self._num_sessions += earlier is None
+        return earlier or answer
+
+    async def update(self, tenant: str, request: UpdateSessionRequest) -> Session:
+        """Changes a session. Raises AntiphonError."""
+        key = parse_session_name(tenant, request.session.name, "session.name")
+        async with self.use(key) as session:
+            model = find_model(self._surroundings.models, session.present().model)
+            checker = Checker(model=model, now_ns=self._surroundings.clock.wall_ns())
+            return await session.update(
+                read_update(request, checker),
+                etag=request.session.etag,
+                receipt=self._receipt(tenant, request, Session()),
+            )
+
+    async def delete(self, key: SessionKey, etag: str) -> None:
+        """Deletes a session. Raises AntiphonError."""
+        async with self.use(key) as session:
+            await session.delete(etag)
+            self._loaded.pop(key, None)
+            self._num_sessions -= 1
+
+    def is_active(self, key: SessionKey) -> bool:
+        """Whether a session has turns that have not ended."""
+        session = self._loaded.get(key)
+        return session is not None and session.active
+
+    @contextlib.asynccontextmanager
+    async def use(self, key: SessionKey) -> AsyncIterator[LiveSession]:
+        """Holds a session in memory.
+
+        Raises:
+            AntiphonError: SESSION_NOT_FOUND or SESSION_EXPIRED.
+        """
+        session = await self._find(key)
+        session.num_uses += 1
+        try:
+            yield session
+        finally:
+            session.num_uses -= 1
+            self._unload_some()
+
+    async def expire(self, row: SessionRow) -> None:
+        """Deletes a session whose time is over, unless it has work or a change has saved it."""
+        session = self._loaded.get(row.key)
+        if session is not None:
+            row = session.ledger.row
+            if session.active:
+                return
+        if row.expire_ns is None or row.expire_ns > self._surroundings.clock.wall_ns():
+            return
+        if session is not None:
+            session.tell_gone(_expired(row.key, row.expire_ns))
+            self._loaded.pop(row.key, None)
+        if await self._surroundings.store.expire_session(row.key, row.expire_ns):
+            self._num_sessions -= 1
+
+    async def _find(self, key: SessionKey) -> LiveSession:
+        """Returns a session, from memory or the store. At most one call loads it."""
+        session = self._loaded.get(key)
+        if session is None:
+            loading = self._loading.get(key)
+            if loading is None:
+                loading = asyncio.create_task(self._load(key))
+                self._loading[key] = loading
+                loading.add_done_callback(lambda _: self._loading.pop(key))
+            session = await asyncio.shield(loading)
+        self._loaded.move_to_end(key)
+        expire_ns = session.ledger.row.expire_ns
+        now_ns = self._surroundings.clock.wall_ns()
+        if expire_ns is not None and expire_ns <= now_ns and not session.active:
+            await self.expire(session.ledger.row)
+            raise _expired(key, expire_ns)
+        return session
+
+    async def _load(self, key: SessionKey) -> LiveSession:
+        store = self._surroundings.store
+        row = await store.read_session(key)
+        if row is None:
+            expire_ns = await store.read_expired(key)
+            raise session_not_found(key) if expire_ns is None else _expired(key, expire_ns)
+        rows = await store.read_history(key)
+        history = await self._surroundings.offload.run(
+            load_history, row.session.history_policy, rows
+        )
+        last_position = await store.read_last_position(key)
+        ledger = Ledger(row, history, self._surroundings, last_position=last_position)
+        session = LiveSession(ledger, self._surroundings)
+        if self._drain is not None:
+            session.drain(*self._drain)
+        self._loaded[key] = session
+        return session
+
+    def _unload_some(self) -> None:
+        """Lets go of idle sessions beyond the bound, the longest unused first."""
+        excess = len(self._loaded) - self._surroundings.limits.max_loaded
+        if excess > 0:
+            idle = [key for key, session in self._loaded.items() if session.idle]
+            for key in idle[:excess]:
+                del self._loaded[key]
+
+    async def _fail_left_over(self, key: SessionKey, turn: TurnRow) -> None:
+        row = await self._surroundings.store.read_session(key)
+        assert row is not None, "a turn has a session"
+        now_ns = self._surroundings.clock.wall_ns()
+        mark_stopped(turn.turn, to_failure(server_stopped()))
+        turn.turn.end_time.CopyFrom(to_timestamp(now_ns))
+        turn.turn.epoch = self._surroundings.store.epoch
+        ended = behind_turn(row, head_turn=None, now_ns=now_ns, default_ttl_ns=self._ttl_ns)
+        await self._surroundings.store.end_turn(turn, ended)
+
+    def _first_turn(self, key: SessionKey, request: CreateSessionRequest) -> TurnRow:
+        turn_id = self._surroundings.draws.draw_id()
+        now = to_timestamp(self._surroundings.clock.wall_ns())
+        return TurnRow(
+            position=1,
+            turn_id=turn_id,
+            generates=False,
+            fingerprint=b"",
+            turn=Turn(
+                name=key.turn_name(turn_id),
+                state=COMPLETED,
+                input=request.items,
+                last_sequence=2,
+                epoch=self._surroundings.store.epoch,
+                create_time=now,
+                end_time=now,
+            ),
+        )
+
+    def _receipt(
+        self, tenant: str, request: CreateSessionRequest | UpdateSessionRequest, answer: Session
+    ) -> Receipt | None:
+        if not request.request_id:
+            return None
+        return Receipt(
+            tenant=tenant,
+            request_id=request.request_id,
+            fingerprint=fingerprint(request.DESCRIPTOR.name, request),
+            create_ns=self._surroundings.clock.wall_ns(),
+            answer=answer,
+        )
+
+    def _with_expiry(self, row: SessionRow) -> SessionRow:
+        return with_expiry(row, default_ttl_ns=self._ttl_ns)
+
+    @property
+    def _ttl_ns(self) -> int:
+        return int(self._surroundings.limits.idle_ttl_s * NS_PER_S)
+
+
+def _expired(key: SessionKey, expire_ns: int) -> AntiphonError:
+    when = datetime.fromtimestamp(expire_ns / NS_PER_S, UTC).isoformat(timespec="milliseconds")
+    return AntiphonError(
+        ErrorReason.SESSION_EXPIRED,
+        f"The session {key.name} expired at {when}; give sessions a longer idle_ttl to keep them.",
+        metadata={"session": key.name, "expire_time": when},
+    )

@@ -1,0 +1,351 @@
+"""One loaded session: takes turns in, lets a stream drive it, changes and goes."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from antiphon.v1.session_pb2 import Residency, Session, Turn, TurnEvent
+from antiphon.v1.types_pb2 import Failure, GoAway
+from google.protobuf.duration_pb2 import Duration
+
+from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_engine.api.messages import Scope
+from antiphon_server.convert import to_prompt_parts
+from antiphon_server.served_models import find_model
+from antiphon_server.sessions.attachment import Attachment
+from antiphon_server.sessions.event_log import EventLog
+from antiphon_server.sessions.failures import cancelled_failure, mark_stopped, server_stopped
+from antiphon_server.sessions.history import prompt_of
+from antiphon_server.sessions.ledger import Ledger
+from antiphon_server.sessions.names import session_not_found, turn_not_found
+from antiphon_server.sessions.records import (
+    QUEUED,
+    RUNNING,
+    Receipt,
+    SessionKey,
+    TurnRow,
+    token_array,
+)
+from antiphon_server.sessions.replay import replayed_events
+from antiphon_server.sessions.session_rows import check_etag, etag_of, present
+from antiphon_server.sessions.surroundings import Surroundings
+from antiphon_server.sessions.times import to_timestamp
+from antiphon_server.sessions.turn import LiveTurn
+from antiphon_server.sessions.turn_queue import TurnQueue
+from antiphon_server.sessions.turn_request import TurnRequest
+from antiphon_server.status import to_failure
+from antiphon_server.validation import check_config, merge_config
+
+
+@dataclass(frozen=True, slots=True)
+class StartedTurn:
+    """A turn that was taken in, now or before."""
+
+    turn_id: str
+    log: EventLog
+    live: LiveTurn | None
+    """None: it has ended."""
+
+
+class LiveSession:
+    """One session while something is done with it. Used on one event loop."""
+
+    def __init__(self, ledger: Ledger, surroundings: Surroundings) -> None:
+        self.num_uses = 0
+        """Calls that hold it in memory."""
+        self._ledger = ledger
+        self._surroundings = surroundings
+        self._queue = TurnQueue(ledger, surroundings)
+        self._entry = asyncio.Lock()
+        self._attachment: Attachment | None = None
+        self._closing: AntiphonError | None = None
+        self._draining: AntiphonError | None = None
+        ledger.on_change = self._note_change
+
+    @property
+    def key(self) -> SessionKey:
+        """What tells it apart."""
+        return self._ledger.row.key
+
+    @property
+    def ledger(self) -> Ledger:
+        """What is kept of it."""
+        return self._ledger
+
+    @property
+    def active(self) -> bool:
+        """Whether it has turns that have not ended."""
+        return bool(self._queue.live)
+
+    @property
+    def live_turns(self) -> list[LiveTurn]:
+        """Its turns that have not ended, in order."""
+        return self._queue.live
+
+    @property
+    def idle(self) -> bool:
+        """Whether it may be let go of."""
+        return not (self.active or self.num_uses or self._attachment)
+
+    def present(self) -> Session:
+        """Returns it as callers see it, but for its residency."""
+        return present(self._ledger.row, active=self.active)
+
+    async def present_with_residency(self) -> Session:
+        """Returns it as callers see it."""
+        residency = await self._residency()
+        session = self.present()
+        session.residency.CopyFrom(residency)
+        return session
+
+    def attach(self) -> Attachment:
+        """Gives the session to a stream. Raises AntiphonError, SESSION_ATTACHED."""
+        if self._closing is not None:
+            raise self._closing
+        if self._attachment is not None:
+            since_s = self._attachment.since_ns / 1e9
+            since = datetime.fromtimestamp(since_s, UTC).isoformat(timespec="milliseconds")
+            raise AntiphonError(
+                ErrorReason.SESSION_ATTACHED,
+                f"Another stream drives {self.key.name} since {since}; end it first.",
+                metadata={"session": self.key.name, "since": since},
+            )
+        self._attachment = Attachment(self._surroundings.clock.wall_ns())
+        return self._attachment
+
+    def detach(self, attachment: Attachment) -> None:
+        """Takes the session back from a stream. Its turns go on."""
+        if self._attachment is attachment:
+            self._attachment = None
+
+    async def start_turn(
+        self, request: TurnRequest, *, attachment: Attachment | None = None
+    ) -> StartedTurn:
+        """Takes a turn in, or finds it where it was taken in before; returns once it is durable.
+
+        Args:
+            request: What is asked.
+            attachment: The stream that asks, if it drives the session.
+
+        Raises:
+            AntiphonError: the turn was refused, and leaves no trace.
+        """
+        async with self._entry:
+            known = await self._find_known(request)
+            live = known.live if known else self._enter(request)
+            if live is not None and attachment is not None:
+                attachment.own_turn_ids.add(live.turn_id)
+        if live is None:
+            assert known is not None
+            return known
+        try:
+            await asyncio.shield(live.accepted)
+        except AntiphonError:
+            if attachment is not None:
+                attachment.own_turn_ids.discard(live.turn_id)
+            raise
+        except asyncio.CancelledError:
+            if request.cancels_on_disconnect:
+                self.cancel_live(live)
+            raise
+        return StartedTurn(live.turn_id, live.log, live)
+
+    async def cancel_turn(self, turn_id: str, *, discards: bool) -> LiveTurn | None:
+        """Stops a turn; None: it has ended already. Its log tells when it has.
+
+        Raises:
+            AntiphonError: TURN_NOT_FOUND.
+        """
+        live = self._queue.find(turn_id)
+        if live is None:
+            if await self._surroundings.store.read_turn(self.key, turn_id) is None:
+                raise turn_not_found(self.key, turn_id)
+            return None
+        self._queue.cancel(live, discards=discards)
+        return live
+
+    def cancel_live(self, turn: LiveTurn) -> None:
+        """Stops a turn whose caller has gone, and keeps what it generated."""
+        if self._queue.find(turn.turn_id) is turn:
+            self._queue.cancel(turn, discards=False)
+
+    async def read_turn(self, turn_id: str) -> Turn:
+        """Returns a turn as it stands. Raises AntiphonError, TURN_NOT_FOUND."""
+        if live := self._queue.find(turn_id):
+            return live.snapshot()
+        row = await self._surroundings.store.read_turn(self.key, turn_id)
+        if row is None:
+            raise turn_not_found(self.key, turn_id)
+        return self.as_it_stands(row)
+
+    def as_it_stands(self, row: TurnRow) -> Turn:
+        """Returns a turn that was read from the store, with what has happened since."""
+        if live := self._queue.find(row.turn_id):
+            return live.snapshot()
+        if row.turn.state in (QUEUED, RUNNING):
+            # Its end could not be written.
+            mark_stopped(row.turn, to_failure(server_stopped()))
+        return row.turn
+
+    async def update(
+        self, change: Callable[[Session], None], *, etag: str, receipt: Receipt | None
+    ) -> Session:
+        """Changes the session's own values.
+
+        Args:
+            change: Changes a copy of the session.
+            etag: If not empty, what must still hold.
+            receipt: Makes a retry answer as the first time; its answer is filled in here.
+
+        Raises:
+            AntiphonError: STALE_HEAD, STORE_UNAVAILABLE, or ID_TAKEN for the request id.
+        """
+        async with self._ledger.lock:
+            if receipt and (answer := await self._surroundings.store.find_answer(receipt)):
+                return answer
+            self._check_open()
+            check_etag(self._ledger.row, etag)
+            session = Session()
+            session.CopyFrom(self._ledger.row.session)
+            change(session)
+            row = self._ledger.changed(session)
+            told = present(row, active=self.active)
+            await self._ledger.replace_row(row, receipt and replace(receipt, answer=told))
+        return told
+
+    def drain(self, error: AntiphonError, time_left: Duration) -> None:
+        """Takes no more turns and asks the stream to end; turns that are there go on."""
+        self._draining = error
+        if self._attachment is not None:
+            away = GoAway(reason=GoAway.REASON_DRAINING, time_left=time_left)
+            self._attachment.send_away(away, error)
+
+    async def close(self, error: AntiphonError, failure: Failure, *, wait_s: float) -> None:
+        """Takes no more turns, stops those that it has, and waits until they have ended.
+
+        Args:
+            error: What later calls get.
+            failure: What turns get that don't end by themselves within `wait_s`.
+            wait_s: How long those that were cancelled may take.
+        """
+        self._closing = error
+        for turn in self._queue.live:
+            self._queue.cancel(turn, discards=False)
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._queue.wait_idle()
+        except TimeoutError:
+            await self._queue.cut_off(failure)
+
+    async def delete(self, etag: str) -> None:
+        """Deletes it, turns and all. Raises AntiphonError, STALE_HEAD or STORE_UNAVAILABLE."""
+        self._check_open()
+        check_etag(self._ledger.row, etag)
+        gone = session_not_found(self.key)
+        failure = cancelled_failure("The session was deleted.")
+        await self.close(gone, failure, wait_s=self._surroundings.limits.end_wait_s)
+        try:
+            await self._surroundings.store.delete_session(self.key)
+        except AntiphonError:
+            self._closing = None
+            raise
+        self.tell_gone(gone)
+
+    def tell_gone(self, error: AntiphonError) -> None:
+        """Ends the stream that drives it, once that has told of its turns."""
+        self._closing = error
+        if self._attachment is not None:
+            self._attachment.send_away(GoAway(reason=GoAway.REASON_SESSION_GONE), error)
+
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise self._closing
+
+    async def _find_known(self, request: TurnRequest) -> StartedTurn | None:
+        """Returns the turn that has the request's id. Raises AntiphonError, ID_TAKEN."""
+        turn_id = request.turn_id
+        if not turn_id:
+            return None
+        live = self._queue.find(turn_id)
+        row = None if live else await self._surroundings.store.read_turn(self.key, turn_id)
+        # It may have ended, or begun, while the store was read; entries are one at a time.
+        known = live.request.fingerprint if live else row.fingerprint if row else None
+        if known is None:
+            return None
+        if known != request.fingerprint:
+            name = self.key.turn_name(turn_id)
+            raise AntiphonError(
+                ErrorReason.ID_TAKEN,
+                f"{name} is another turn, with other content; choose another turn_id.",
+                metadata={"turn": name},
+            )
+        if live is not None:
+            return StartedTurn(turn_id, live.log, live)
+        assert row is not None
+        events = await self._replay(row)
+        return StartedTurn(turn_id, EventLog.restore(turn_id, row.turn.epoch, events), None)
+
+    async def _replay(self, row: TurnRow) -> list[TurnEvent]:
+        turn = self.as_it_stands(row)
+        prompt_ids = token_array()
+        kept = turn.state == Turn.STATE_COMPLETED and not self._ledger.history.rerenders
+        if turn.config.output.prompt_token_ids and kept:
+            rows = await self._surroundings.store.read_history(self.key)
+            earlier = [other for other in rows if other.position < row.position]
+            prompt_ids = await self._surroundings.offload.run(prompt_of, row, earlier)
+        return await self._surroundings.offload.run(
+            replayed_events,
+            turn,
+            etag=etag_of(self._ledger.row),
+            prompt=list(to_prompt_parts(prompt_ids)),
+        )
+
+    def _enter(self, request: TurnRequest) -> LiveTurn:
+        """Checks a new turn against the session, and queues it."""
+        self._check_open()
+        if self._draining is not None:
+            raise self._draining
+        self._queue.check_room(rejects_busy=request.rejects_busy)
+        session = self._ledger.row.session
+        turn = LiveTurn(
+            request,
+            turn_id=request.turn_id or self._surroundings.draws.draw_id(),
+            position=self._ledger.next_position(),
+            epoch=self._surroundings.store.epoch,
+        )
+        if request.generates:
+            model = find_model(self._surroundings.models, session.model)
+            self._queue.check_answerable(has_items=bool(request.items))
+            turn.config = merge_config(session.defaults, request.config)
+            check_config(turn.config, model=model, path=f"{request.path}.config")
+        turn.instructions = session.instructions
+        turn.received_ns = self._surroundings.clock.monotonic_ns()
+        if request.timeout_ns is not None:
+            turn.deadline_ns = turn.received_ns + request.timeout_ns
+        turn.message.name = self.key.turn_name(turn.turn_id)
+        turn.message.create_time.CopyFrom(to_timestamp(self._surroundings.clock.wall_ns()))
+        self._queue.add(turn)
+        return turn
+
+    async def _residency(self) -> Residency:
+        """Returns where the context is; what the engine can't tell counts as computed again."""
+        history, session = self._ledger.history, self._ledger.row.session
+        model = self._surroundings.models.get(session.model)
+        if model is None or not history.answered:
+            return Residency()
+        try:
+            log = await self._surroundings.offload.run(
+                history.log, model.renderer, session.instructions
+            )
+        except AntiphonError:
+            return Residency()
+        try:
+            cached = await model.engine.match_prefix(Scope(tenant=self.key.tenant), log.tobytes())
+        except AntiphonError:
+            cached = 0
+        return Residency(device_tokens=cached, context_tokens=len(log))
+
+    def _note_change(self, turn_id: str) -> None:
+        if self._attachment is not None:
+            self._attachment.note_change(turn_id)

@@ -1,0 +1,24 @@
+"""What all sessions of a server share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from antiphon_server.generation import Generator
+from antiphon_server.offload import Offload
+from antiphon_server.served_model import ServedModel
+from antiphon_server.sessions.limits import Clock, Draws, SessionLimits
+from antiphon_server.sessions.store import SessionStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What all sessions of a server share."""
+
+    store: SessionStore
+    models: Mapping[str, ServedModel]
+    generators: Mapping[str, Generator]
+    """By the model's name."""
+    offload: Offload
+    limits: SessionLimits = field(default_factory=SessionLimits)
+    clock: Clock = field(default_factory=Clock)
+    draws: Draws = field(default_factory=Draws)

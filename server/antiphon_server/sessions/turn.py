@@ -1,0 +1,107 @@
+"""One turn that has not ended: what was asked, what has come of it, and how it is stopped."""
+
+import asyncio
+from typing import Final
+
+from antiphon.v1.session_pb2 import Turn, TurnAccepted, TurnCompleted, TurnEvent
+from antiphon.v1.types_pb2 import Delta, Failure, GenerationConfig, Output
+
+from antiphon_engine.api.errors import AntiphonError
+from antiphon_server.generation import Generation
+from antiphon_server.sessions.event_log import EventLog
+from antiphon_server.sessions.records import TurnRow
+from antiphon_server.sessions.turn_request import TurnRequest
+
+
+class LiveTurn:
+    """A turn from its acceptance to its end. Used on one event loop; its session drives it.
+
+    1. Its log begins with `accepted`, once that is durable, and ends with one terminal event.
+    2. Where it could not be accepted the log stays empty and `accepted` raises.
+    """
+
+    def __init__(self, request: TurnRequest, *, turn_id: str, position: int, epoch: int) -> None:
+        self.request: Final = request
+        self.turn_id: Final = turn_id
+        self.position: Final = position
+        self.message: Final = Turn(state=Turn.STATE_QUEUED, input=request.items, epoch=epoch)
+        self.log: Final = EventLog(turn_id, epoch)
+        self.accepted: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
+        """Done once its acceptance is durable; raises where it was refused."""
+        self.ended: Final = asyncio.Event()
+        """It is over, and what came of it is durable, if the store can be written."""
+        self.instructions = ""
+        """The session's as the turn was accepted."""
+        self.config = GenerationConfig()
+        """The session's defaults as the turn was accepted, with the turn's own over them."""
+        self.received_ns = 0
+        """On the monotonic clock."""
+        self.deadline_ns: int | None = None
+        """On the monotonic clock."""
+        self.cancel_asked = False
+        self.discards = False
+        """Whether a cancellation drops what was generated."""
+        self._generation: Generation | None = None
+
+    def row(self) -> TurnRow:
+        """Returns it as it is kept while it has not ended."""
+        return TurnRow(
+            position=self.position,
+            turn_id=self.turn_id,
+            generates=self.request.generates,
+            fingerprint=self.request.fingerprint,
+            turn=self.snapshot(),
+        )
+
+    def snapshot(self) -> Turn:
+        """Returns it as it stands, with the output so far."""
+        turn = Turn()
+        turn.CopyFrom(self.message)
+        turn.last_sequence = self.log.last_sequence
+        if self.request.generates and self.log.last_sequence > 1:
+            turn.output.CopyFrom(join_output(self.log))
+        return turn
+
+    def accept(self, num_before: int) -> None:
+        """Tells that its acceptance is durable."""
+        told = TurnAccepted(frame_id=self.request.frame_id, num_before=num_before)
+        self.log.append(TurnEvent(accepted=told))
+        self.accepted.set_result(None)
+
+    def refuse(self, error: AntiphonError) -> None:
+        """Tells that it could not be accepted."""
+        self.accepted.set_exception(error)
+        self.accepted.exception()  # Marks it as seen: whoever asked may have gone.
+
+    def cancel(self, *, discards: bool) -> None:
+        """Asks it to end early. Idempotent; a later call may still ask to discard."""
+        self.cancel_asked = True
+        self.discards |= discards
+        if self._generation is not None:
+            self._generation.cancel()
+
+    def follow(self, generation: Generation) -> None:
+        """Makes cancellations reach its generation, also those that were asked for before."""
+        self._generation = generation
+        if self.cancel_asked:
+            generation.cancel()
+
+    def tell_completed(self, completed: TurnCompleted) -> None:
+        """Adds the terminal event of a turn that has a place in the history."""
+        self.log.append(TurnEvent(completed=completed))
+        self.ended.set()
+
+    def tell_failed(self, failure: Failure) -> None:
+        """Adds the terminal event of a turn that has none."""
+        self.log.append(TurnEvent(failed=failure))
+        self.ended.set()
+
+
+def join_output(log: EventLog) -> Output:
+    """Returns what the deltas of a log amount to."""
+    pieces: list[Delta] = [event.delta for event in log.events if event.HasField("delta")]
+    output = Output(text="".join(piece.text for piece in pieces))
+    for piece in pieces:
+        output.token_ids.extend(piece.token_ids)
+        output.logprobs.extend(piece.logprobs)
+    return output

@@ -1,0 +1,148 @@
+"""How a turn generates: from the session's context to an output."""
+
+from array import array
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from antiphon.v1.session_pb2 import TurnCompleted, TurnEvent
+from antiphon.v1.types_pb2 import (
+    Delta,
+    GenerationStarted,
+    Output,
+)
+
+from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_engine.api.messages import Scope
+from antiphon_server.convert import to_prompt_parts
+from antiphon_server.generation import Generation, GenerationSpec
+from antiphon_server.served_models import find_model
+from antiphon_server.sessions.failures import turn_timeout
+from antiphon_server.sessions.history import History
+from antiphon_server.sessions.records import SessionKey, TurnTokens
+from antiphon_server.sessions.surroundings import Surroundings
+from antiphon_server.sessions.turn import LiveTurn, join_output
+from antiphon_server.validation import ResolvedConfig, resolve_config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Where a turn generates."""
+
+    key: SessionKey
+    model: str
+    history: History
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a turn that was not failed; the terminal event lacks the session's etag."""
+
+    completed: TurnCompleted = field(default_factory=TurnCompleted)
+    output: Output | None = None
+    """None: a turn that appends."""
+    tokens: TurnTokens = field(default_factory=TurnTokens)
+    num_output_tokens: int = 0
+
+
+async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings) -> Outcome | None:
+    """Runs a turn that generates, and tells its log of it; None: it was stopped before it began.
+
+    Raises:
+        AntiphonError: it failed.
+    """
+    model = find_model(surroundings.models, context.model)
+    prepared = await surroundings.offload.run(
+        context.history.prepare, model.renderer, turn.request.items, turn.instructions
+    )
+    if turn.cancel_asked:
+        return None
+    now_ns = surroundings.clock.monotonic_ns()
+    if turn.deadline_ns is not None and turn.deadline_ns <= now_ns:
+        raise turn_timeout(context.key.turn_name(turn.turn_id))
+    _check_room(context, len(prepared.prompt_ids), model.context_tokens)
+    config = resolve_config(
+        turn.config,
+        model=model,
+        prompt_tokens=len(prepared.prompt_ids),
+        num_outputs=1,
+        path=f"{turn.request.path}.config",
+        draw_seed=surroundings.draws.draw_seed,
+    )
+    turn.message.config.CopyFrom(config.effective)
+    generation = surroundings.generators[model.name].start(
+        GenerationSpec(
+            prompt_ids=prepared.prompt_ids,
+            config=config,
+            scope=Scope(tenant=context.key.tenant),
+            received_ns=turn.received_ns,
+            deadline_ns=turn.deadline_ns,
+            traceparent=turn.request.traceparent,
+        )
+    )
+    try:
+        turn.follow(generation)
+        # The engine works on the prompt while the acceptance is written.
+        await turn.accepted
+        await _tell(turn, generation, config=config, prompt_ids=prepared.prompt_ids)
+    except AntiphonError as error:
+        if error.reason is ErrorReason.TIMEOUT:
+            raise turn_timeout(context.key.turn_name(turn.turn_id)) from error
+        raise
+    finally:
+        turn.message.usage.CopyFrom(generation.usage)
+        turn.message.timings.CopyFrom(generation.timings)
+        generation.close()
+    return _outcome(turn, generation, prepared.tokens)
+
+
+async def _tell(
+    turn: LiveTurn, generation: Generation, *, config: ResolvedConfig, prompt_ids: "array[int]"
+) -> None:
+    """Brings a generation's events into the turn's log."""
+    async with aclosing(generation.events()) as events:
+        async for event in events:
+            if isinstance(event, GenerationStarted):
+                turn.log.append(TurnEvent(started=event))
+                for part in to_prompt_parts(prompt_ids) if config.want_prompt_token_ids else ():
+                    turn.log.append(TurnEvent(prompt_part=part))
+            elif isinstance(event, Delta):
+                turn.log.append(TurnEvent(delta=event))
+
+
+def _outcome(turn: LiveTurn, generation: Generation, tokens: TurnTokens) -> Outcome:
+    (record,) = generation.outputs
+    output = join_output(turn.log)
+    output.finish_reason = record.finish_reason
+    if record.stop_match is not None:
+        output.stop_match.CopyFrom(record.stop_match)
+    return Outcome(
+        completed=TurnCompleted(
+            finish_reason=record.finish_reason,
+            stop_match=record.stop_match,
+            usage=generation.usage,
+            timings=generation.timings,
+        ),
+        output=output,
+        tokens=TurnTokens(
+            head_ids=tokens.head_ids,
+            head_digest=tokens.head_digest,
+            added_ids=tokens.added_ids,
+            output_ids=array("i", record.token_ids),
+        ),
+        num_output_tokens=len(record.token_ids),
+    )
+
+
+def _check_room(context: Context, prompt_tokens: int, context_tokens: int) -> None:
+    """Tells a session that has grown full from a request that never fitted."""
+    if context.history.answered and prompt_tokens >= context_tokens:
+        raise AntiphonError(
+            ErrorReason.SESSION_FULL,
+            f"The session's context is full: with this turn it has {prompt_tokens} tokens, and the"
+            f" model takes {context_tokens}, an answer included. Go on in a new session.",
+            metadata={
+                "session": context.key.name,
+                "limit": str(context_tokens),
+                "prompt": str(prompt_tokens),
+            },
+        )

@@ -1,0 +1,216 @@
+"""One session's turns, one after the other."""
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine
+from typing import Final
+
+import structlog
+from antiphon.v1.types_pb2 import FINISH_REASON_CANCELLED, Failure
+
+from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_server.sessions.failures import cancelled_failure, turn_timeout
+from antiphon_server.sessions.history import nothing_to_answer
+from antiphon_server.sessions.ledger import Ledger
+from antiphon_server.sessions.records import RUNNING
+from antiphon_server.sessions.surroundings import Surroundings
+from antiphon_server.sessions.times import NS_PER_S
+from antiphon_server.sessions.turn import LiveTurn
+from antiphon_server.sessions.turn_generation import Context, Outcome, generate
+from antiphon_server.status import to_failure
+
+_STOPPED_EARLY: Final = "The turn was stopped before it had any output."
+_DISCARDED: Final = "The turn was stopped, and its output discarded."
+
+
+class TurnQueue:
+    """The turns of one session that have not ended, in order of acceptance.
+
+    A task works on them while there are any. Every turn that was accepted ends in exactly one
+    terminal event, and only behind the write that makes its end durable.
+    """
+
+    def __init__(self, ledger: Ledger, surroundings: Surroundings) -> None:
+        self._ledger = ledger
+        self._surroundings = surroundings
+        self._waiting: deque[LiveTurn] = deque()
+        self._attempt: asyncio.Task[Failure | None] | None = None
+        self._live: dict[str, LiveTurn] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._worker: asyncio.Task[None] | None = None
+        self._cut: Failure | None = None
+
+    @property
+    def live(self) -> list[LiveTurn]:
+        """The turns that have not ended, in order."""
+        return list(self._live.values())
+
+    def find(self, turn_id: str) -> LiveTurn | None:
+        """Returns a turn that has not ended."""
+        return self._live.get(turn_id)
+
+    def check_room(self, *, rejects_busy: bool) -> None:
+        """Checks whether a turn may come now. Raises AntiphonError, SESSION_BUSY or OVERLOADED."""
+        ahead = [turn for turn in self._live.values() if not turn.cancel_asked]
+        if rejects_busy and ahead:
+            name = ahead[0].message.name
+            raise AntiphonError(
+                ErrorReason.SESSION_BUSY,
+                f"The turn {name} has not ended. Wait for it, cancel it, or let this one queue.",
+                metadata={"turn": name, "session": self._ledger.row.key.name},
+            )
+        limit = self._surroundings.limits.max_queued_turns
+        if len(self._waiting) >= limit:
+            raise AntiphonError(
+                ErrorReason.OVERLOADED,
+                f"{len(self._waiting)} turns of the session wait already; the limit is {limit}."
+                " Try again when some have ended.",
+                metadata={"session": self._ledger.row.key.name, "limit": str(limit)},
+                retry_delay_s=1.0,
+            )
+
+    def check_answerable(self, *, has_items: bool) -> None:
+        """Checks that a turn will have something to answer. Raises InvalidRequest."""
+        last = next(reversed(self._live.values()), None)
+        appended = (
+            bool(self._ledger.history.pending) if last is None else not last.request.generates
+        )
+        if not has_items and not appended:
+            raise nothing_to_answer()
+
+    def add(self, turn: LiveTurn) -> None:
+        """Takes a turn in; its `accepted` tells when that is durable."""
+        num_before = len(self._live)
+        self._live[turn.turn_id] = turn
+        self._waiting.append(turn)
+        self._spawn(self._accept(turn, num_before))
+        if turn.deadline_ns is not None:
+            left_ns = turn.deadline_ns - self._surroundings.clock.monotonic_ns()
+            self._timers[turn.turn_id] = asyncio.get_running_loop().call_later(
+                max(0, left_ns) / NS_PER_S, self._time_out, turn
+            )
+        if self._worker is None:
+            self._worker = asyncio.create_task(self._work())
+
+    def cancel(self, turn: LiveTurn, *, discards: bool) -> None:
+        """Stops a turn; it ends soon after. Idempotent."""
+        turn.cancel(discards=discards)
+        if turn in self._waiting:
+            self._drop(turn, cancelled_failure(_STOPPED_EARLY))
+
+    async def wait_idle(self) -> None:
+        """Waits until no turn is left."""
+        while self._live:
+            await next(iter(self._live.values())).ended.wait()
+            await asyncio.sleep(0)
+        if self._worker is not None:
+            await asyncio.wait({self._worker})
+
+    async def cut_off(self, failure: Failure) -> None:
+        """Fails all turns now, without their doing."""
+        self._cut = failure
+        for turn in list(self._waiting):
+            self._drop(turn, failure)
+        if self._attempt is not None:
+            self._attempt.cancel()
+        await self.wait_idle()
+        self._cut = None
+
+    async def _accept(self, turn: LiveTurn, num_before: int) -> None:
+        try:
+            await self._surroundings.store.accept_turn(self._ledger.row.key, turn.row())
+        except AntiphonError as error:
+            turn.refuse(error)
+        else:
+            turn.accept(num_before)
+
+    async def _work(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            self._attempt = asyncio.create_task(self._try(turn))
+            await asyncio.wait({self._attempt})
+            failure = self._failure_of(self._attempt, turn)
+            self._attempt = None
+            if failure is not None:
+                await self._fail(turn, failure)
+        self._worker = None
+
+    def _failure_of(
+        self, attempt: "asyncio.Task[Failure | None]", turn: LiveTurn
+    ) -> Failure | None:
+        """Returns why an attempt failed; None: it did not."""
+        if attempt.cancelled():
+            return self._cut or cancelled_failure(_STOPPED_EARLY)
+        error = attempt.exception()
+        if error is None:
+            return attempt.result()
+        if isinstance(error, AntiphonError):
+            return to_failure(error)
+        structlog.get_logger().error("turn failed", turn=turn.message.name, exc_info=error)
+        return to_failure(
+            AntiphonError(
+                ErrorReason.INTERNAL,
+                f"{turn.message.name} failed by a fault of the server; its log tells more.",
+                metadata={"turn": turn.message.name},
+            )
+        )
+
+    async def _try(self, turn: LiveTurn) -> Failure | None:
+        """Carries a turn out, and tells of its end if it is in the history.
+
+        Raises:
+            AntiphonError: it failed.
+        """
+        row = self._ledger.row
+        self._ledger.check_head(turn.request.expected_head)
+        turn.message.state = RUNNING
+        turn.message.parent_turn = row.session.head_turn
+        outcome: Outcome | None = Outcome()
+        if turn.request.generates:
+            context = Context(key=row.key, model=row.session.model, history=self._ledger.history)
+            outcome = await generate(turn, context, self._surroundings)
+        await turn.accepted
+        if turn.discards and turn.request.generates:
+            return cancelled_failure(_DISCARDED)
+        if outcome is None or _is_empty(outcome):
+            return cancelled_failure(_STOPPED_EARLY)
+        completed = await self._ledger.complete(turn, outcome)
+        self._forget(turn)
+        turn.tell_completed(completed)
+        return None
+
+    async def _fail(self, turn: LiveTurn, failure: Failure) -> None:
+        """Ends a turn that has no place in the history; one that was refused just goes."""
+        refused = (await asyncio.wait({turn.accepted}))[0].pop().exception() is not None
+        if not refused:
+            await self._ledger.fail(turn, failure)
+        self._forget(turn)
+        if not refused:
+            turn.tell_failed(failure)
+        turn.ended.set()
+
+    def _drop(self, turn: LiveTurn, failure: Failure) -> None:
+        """Ends a turn that waits."""
+        self._waiting.remove(turn)
+        self._spawn(self._fail(turn, failure))
+
+    def _time_out(self, turn: LiveTurn) -> None:
+        if turn in self._waiting:
+            self._drop(turn, to_failure(turn_timeout(turn.message.name)))
+
+    def _forget(self, turn: LiveTurn) -> None:
+        self._live.pop(turn.turn_id)
+        if timer := self._timers.pop(turn.turn_id, None):
+            timer.cancel()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _is_empty(outcome: Outcome) -> bool:
+    """Whether a cancellation came before any output."""
+    cancelled = outcome.completed.finish_reason == FINISH_REASON_CANCELLED
+    return cancelled and outcome.num_output_tokens == 0

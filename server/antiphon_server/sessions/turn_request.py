@@ -1,0 +1,133 @@
+"""What a caller asks of a turn: read from its frame, checked as far as the frame alone allows."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from antiphon.v1.session_pb2 import AppendItems, HistoryPoint, StartTurn
+from antiphon.v1.types_pb2 import GenerationConfig, Item
+from google.protobuf.message import Message
+
+from antiphon_engine.api.errors import FieldViolation, InvalidRequest
+from antiphon_server.capabilities import unsupported_feature
+from antiphon_server.sessions.names import check_turn_id, parse_turn_name
+from antiphon_server.sessions.times import check_duration
+from antiphon_server.validation import check_items
+
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRequest:
+    """A turn as its caller wants it."""
+
+    path: str
+    """What stands before its fields' names where one is at fault, such as `generate`."""
+    turn_id: str
+    """Empty: the server chooses."""
+    generates: bool
+    items: tuple[Item, ...]
+    fingerprint: bytes
+    config: GenerationConfig = field(default_factory=GenerationConfig)
+    expected_head: HistoryPoint | None = None
+    rejects_busy: bool = False
+    """Whether to fail while another turn runs, instead of waiting."""
+    cancels_on_disconnect: bool = False
+    timeout_ns: int | None = None
+    """From receipt."""
+    traceparent: str = ""
+    frame_id: str = ""
+
+
+def read_start_turn(start: StartTurn, *, path: str, frame_id: str = "") -> TurnRequest:
+    """Reads a turn that generates.
+
+    Raises:
+        InvalidRequest: a field is at fault.
+        AntiphonError: UNSUPPORTED_FEATURE.
+    """
+    _refuse_unbuilt(start, path)
+    if start.turn_id:
+        check_turn_id(start.turn_id, f"{path}.turn_id")
+    _check_enum(start.if_busy, StartTurn.IfBusy.values(), f"{path}.if_busy")
+    _check_enum(start.on_disconnect, StartTurn.OnDisconnect.values(), f"{path}.on_disconnect")
+    check_items(start.items, f"{path}.items")
+    has_timeout = start.HasField("timeout")
+    content = StartTurn(items=start.items, config=start.config, expected_head=start.expected_head)
+    for absent in ("config", "expected_head"):
+        if not start.HasField(absent):
+            content.ClearField(absent)
+    return TurnRequest(
+        path=path,
+        turn_id=start.turn_id,
+        generates=True,
+        items=tuple(start.items),
+        fingerprint=fingerprint("generate", content),
+        config=start.config,
+        expected_head=_read_expected_head(start, path),
+        rejects_busy=start.if_busy == StartTurn.IF_BUSY_REJECT,
+        cancels_on_disconnect=start.on_disconnect == StartTurn.ON_DISCONNECT_CANCEL,
+        timeout_ns=check_duration(start.timeout, f"{path}.timeout") if has_timeout else None,
+        traceparent=start.traceparent if _TRACEPARENT.fullmatch(start.traceparent) else "",
+        frame_id=frame_id,
+    )
+
+
+def read_append(append: AppendItems, *, path: str, frame_id: str = "") -> TurnRequest:
+    """Reads a turn that appends. Raises like `read_start_turn`."""
+    if append.turn_id:
+        check_turn_id(append.turn_id, f"{path}.turn_id")
+    if not append.items:
+        raise InvalidRequest(FieldViolation(f"{path}.items", "must have at least one item"))
+    check_items(append.items, f"{path}.items")
+    content = AppendItems(items=append.items)
+    if append.HasField("expected_head"):
+        content.expected_head.CopyFrom(append.expected_head)
+    return TurnRequest(
+        path=path,
+        turn_id=append.turn_id,
+        generates=False,
+        items=tuple(append.items),
+        fingerprint=fingerprint("append", content),
+        expected_head=_read_expected_head(append, path),
+        frame_id=frame_id,
+    )
+
+
+def fingerprint(kind: str, content: Message) -> bytes:
+    """Returns what tells a retry from another request."""
+    return hashlib.sha256(
+        kind.encode() + b"\0" + content.SerializeToString(deterministic=True)
+    ).digest()
+
+
+def _refuse_unbuilt(start: StartTurn, path: str) -> None:
+    """Refuses what this release can't do. To ignore it would do something else than was asked."""
+    asked = {
+        ("interrupt", "if_busy"): start.if_busy == StartTurn.IF_BUSY_INTERRUPT,
+        ("rewind", "rewind_to"): start.HasField("rewind_to"),
+        ("continue_answer", "continue_answer"): start.continue_answer,
+        ("clear_defaults", "clear_defaults"): start.HasField("clear_defaults"),
+    }
+    for (capability, name), is_asked in asked.items():
+        if is_asked:
+            raise unsupported_feature(capability, f"{path}.{name}")
+
+
+def _read_expected_head(request: StartTurn | AppendItems, path: str) -> HistoryPoint | None:
+    if not request.HasField("expected_head"):
+        return None
+    point = request.expected_head
+    kind = point.WhichOneof("point")
+    if kind is None:
+        raise InvalidRequest(FieldViolation(f"{path}.expected_head", "must have turn or start set"))
+    if kind == "turn":
+        parse_turn_name("", point.turn, f"{path}.expected_head.turn")
+    return point
+
+
+def _check_enum(value: int, known: Sequence[int], path: str) -> None:
+    if value not in known:
+        raise InvalidRequest(FieldViolation(path, f"is {value}, which this server does not know"))
