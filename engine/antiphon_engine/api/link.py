@@ -72,6 +72,7 @@ class EngineLink:
         self._facts: Ready | None = None
         self._callbacks: list[Callable[[EngineState], None]] = []
         self._connection: EngineConnection | None = None
+        self._process_id: int | None = None
         self._streams: dict[int, NewsStream] = {}
         self._request_ids = itertools.count(1)
         self._query_ids = itertools.count(_HEARTBEAT_ID + 1)
@@ -126,6 +127,11 @@ class EngineLink:
     def facts(self) -> Ready | None:
         """See EngineHandle."""
         return self._facts
+
+    @property
+    def process_id(self) -> int | None:
+        """The running engine process, for those who watch it; None where there is none."""
+        return self._process_id
 
     def on_state_change(self, callback: Callable[[EngineState], None]) -> None:
         """See EngineHandle."""
@@ -259,6 +265,7 @@ class EngineLink:
         except StartupError as error:
             self._set_state(EngineState.DOWN)
             return str(error)
+        self._process_id = process.process.pid
         connection: EngineConnection | None = None
         grace_s = 0.0
         try:
@@ -329,6 +336,7 @@ class EngineLink:
         elif grace_s:
             connection.send(Shutdown())
         await process.end(grace_s)
+        self._process_id = None
         if connection is not None:
             connection.close()
 

@@ -1,0 +1,167 @@
+import pytest
+from structlog.testing import capture_logs
+
+from antiphon_engine.api.config import EngineConfig
+from antiphon_engine.api.errors import StartupError
+from antiphon_engine.cpu_topology import num_physical_cores
+from antiphon_engine.executor import Executor
+from antiphon_engine.memory_plan import MemoryNeeds, available_memory_bytes, plan_memory
+from support.tiny_checkpoints import TinyModel, make_checkpoint
+
+MIB = 1 << 20
+NEEDS = MemoryNeeds(weights_bytes=100 * MIB, kv_token_bytes=1024, step_bytes=10 * MIB)
+
+
+def plan(*, model_context_tokens=1000, available_bytes=1000 * MIB, needs=NEEDS, **settings):
+    config = EngineConfig(**({"block_tokens": 32} | settings))
+    return plan_memory(
+        config,
+        needs,
+        model_context_tokens=model_context_tokens,
+        available_bytes=available_bytes,
+    )
+
+
+def test_cache_is_sized_by_bytes_with_scratch_on_top():
+    memory = plan(kv_cache_bytes=64 * 32 * 1024 + 5)
+
+    assert memory.num_blocks == 65
+    assert memory.kv_cache_tokens == 64 * 32
+    assert memory.context_tokens == 1000
+
+
+def test_cache_is_sized_by_tokens_where_they_are_given():
+    memory = plan(kv_cache_tokens=1029, kv_cache_bytes=1)
+
+    assert memory.kv_cache_tokens == 1024
+
+
+def test_context_of_the_checkpoint_is_shortened_to_the_cache_and_that_is_said():
+    with capture_logs() as logs:
+        memory = plan(kv_cache_tokens=100)
+
+    assert memory.context_tokens == 96
+    (entry,) = logs
+    assert entry["log_level"] == "warning"
+    assert entry["context_tokens"] == 96
+    assert entry["model_context_tokens"] == 1000
+    assert entry["kv_cache_bytes_for_all"] == 32 * 32 * 1024
+
+
+def test_context_that_was_asked_for_is_not_shortened():
+    with pytest.raises(StartupError, match=r"needed 10 blocks .* available 3 .*fits: 96"):
+        plan(kv_cache_tokens=100, max_context_tokens=300)
+
+
+def test_context_that_fits_the_last_block_is_served():
+    assert plan(kv_cache_tokens=320, max_context_tokens=320).context_tokens == 320
+
+
+def test_context_beyond_the_model_is_refused():
+    with pytest.raises(StartupError, match=r"1001.*at most 1000"):
+        plan(max_context_tokens=1001)
+
+
+@pytest.mark.parametrize("settings", [{"kv_cache_tokens": 31}, {"kv_cache_bytes": 32 * 1024 - 1}])
+def test_cache_without_a_block_is_refused(settings):
+    with pytest.raises(StartupError, match=r"holds no block.*32 tokens"):
+        plan(**settings)
+
+
+def test_too_little_memory_is_told_with_numbers_and_the_cache_that_fits():
+    with pytest.raises(StartupError) as raised:
+        plan(kv_cache_bytes=500 * MIB, available_bytes=200 * MIB)
+
+    assert "needed 610 MiB (weights 100 MiB, KV cache 500 MiB, steps 10 MiB)" in str(raised.value)
+    assert "available 200 MiB" in str(raised.value)
+    fits = (90 * MIB // (32 * 1024) - 1) * 32
+    assert f"fits: {fits} tokens" in str(raised.value)
+    plan(kv_cache_tokens=fits, available_bytes=200 * MIB)
+
+
+def test_weights_that_do_not_fit_are_told():
+    with pytest.raises(StartupError, match="not even the weights fit"):
+        plan(available_bytes=50 * MIB)
+
+
+def test_memory_is_checked_before_weights_are_read(tmp_path):
+    checkpoint = make_checkpoint(tmp_path)
+    (checkpoint / "model.safetensors").write_bytes(b"broken")
+
+    with pytest.raises(StartupError, match="not enough memory"):
+        Executor(EngineConfig(kv_cache_bytes=1 << 60, num_threads=1), checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({"device": "cuda"}, "cuda"), ({"dtype": "float16"}, "float16")],
+)
+def test_what_is_not_built_is_refused_by_name(tmp_path, settings, named):
+    checkpoint = make_checkpoint(tmp_path)
+
+    with pytest.raises(StartupError, match=named):
+        Executor(EngineConfig(**settings, num_threads=1), checkpoint)
+
+
+def test_estimated_weights_are_those_of_the_files(tmp_path):
+    for family in ("llama", "qwen2", "qwen3"):
+        for tied in (False, True):
+            model = TinyModel(family=family, tied=tied, attention_bias=True)
+            checkpoint = make_checkpoint(tmp_path / f"{family}{tied}", model)
+            executor = Executor(EngineConfig(num_threads=1, kv_cache_tokens=512), checkpoint)
+
+            parameters = sum(p.numel() for p in executor._model.parameters())
+            assert executor.model_config.num_parameters() == parameters
+
+
+def write(root, path, text):
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+
+
+def test_available_memory_is_the_machines(tmp_path):
+    write(tmp_path, "proc/meminfo", "MemTotal: 100 kB\nMemAvailable:   60 kB\n")
+
+    assert available_memory_bytes(tmp_path) == 60 * 1024
+
+
+def test_available_memory_is_the_control_groups_where_that_is_less(tmp_path):
+    write(tmp_path, "proc/meminfo", "MemAvailable:   60 kB\n")
+    write(tmp_path, "sys/fs/cgroup/memory.max", "9000\n")
+    write(tmp_path, "sys/fs/cgroup/memory.current", "5000\n")
+    write(tmp_path, "sys/fs/cgroup/memory.stat", "anon 1\ninactive_file 700\n")
+
+    assert available_memory_bytes(tmp_path) == 4700
+
+
+def test_control_group_without_limit_changes_nothing(tmp_path):
+    write(tmp_path, "proc/meminfo", "MemAvailable:   60 kB\n")
+    write(tmp_path, "sys/fs/cgroup/memory.max", "max\n")
+
+    assert available_memory_bytes(tmp_path) == 60 * 1024
+
+
+def write_cpu(root, cpu, core, package=0):
+    write(root, f"sys/devices/system/cpu/cpu{cpu}/topology/core_id", f"{core}\n")
+    write(root, f"sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id", f"{package}\n")
+
+
+def test_threads_of_one_core_count_once(tmp_path):
+    for cpu, core, package in ((0, 0, 0), (1, 1, 0), (2, 0, 0), (3, 1, 0), (4, 0, 1)):
+        write_cpu(tmp_path, cpu, core, package)
+
+    assert num_physical_cores({0, 1, 2, 3}, root=tmp_path) == 2
+    assert num_physical_cores({0, 2}, root=tmp_path) == 1
+    assert num_physical_cores({0, 1, 2, 3, 4}, root=tmp_path) == 3
+
+
+def test_control_groups_share_of_time_limits_the_cores(tmp_path):
+    for cpu in range(4):
+        write_cpu(tmp_path, cpu, cpu)
+    write(tmp_path, "sys/fs/cgroup/cpu.max", "150000 100000\n")
+
+    assert num_physical_cores({0, 1, 2, 3}, root=tmp_path) == 2
+
+
+def test_unknown_topology_counts_processors(tmp_path):
+    assert num_physical_cores({0, 1, 5}, root=tmp_path) == 3

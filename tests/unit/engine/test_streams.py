@@ -1,0 +1,162 @@
+import asyncio
+from array import array
+
+import pytest
+
+from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_engine.api.messages import (
+    Cancel,
+    FinishOutput,
+    FinishReason,
+    OutputEnded,
+    Started,
+    StepNews,
+    ToEngine,
+    TokenLogprobs,
+)
+from antiphon_engine.api.streams import NewsStream, deliver_step
+
+
+class Desk:
+    """Streams, and what they sent to the engine."""
+
+    def __init__(self) -> None:
+        self.streams: dict[int, NewsStream] = {}
+        self.sent: list[ToEngine] = []
+
+    def open(self, request_id: int, num_outputs: int = 1) -> NewsStream:
+        self.streams[request_id] = NewsStream(
+            request_id,
+            num_outputs=num_outputs,
+            send=self.sent.append,
+            forget=self.streams.pop,
+        )
+        return self.streams[request_id]
+
+    def step(
+        self, *rows: tuple[int, int, int], ended: list[OutputEnded] | None = None, **news: object
+    ) -> list[int]:
+        self.end_ns = getattr(self, "end_ns", 100) + 10
+        return deliver_step(
+            StepNews(
+                step=1,
+                start_ns=self.end_ns - 5,
+                end_ns=self.end_ns,
+                request_ids=array("Q", [row[0] for row in rows]).tobytes(),
+                output_indices=array("i", [row[1] for row in rows]).tobytes(),
+                token_ids=array("i", [row[2] for row in rows]).tobytes(),
+                ended=ended or [],
+                **news,
+            ),
+            self.streams,
+        )
+
+
+def end(request_id: int, output_index: int = 0) -> OutputEnded:
+    return OutputEnded(
+        request_id=request_id,
+        output_index=output_index,
+        reason=FinishReason.END_ID,
+        num_tokens=2,
+        num_steps=3,
+    )
+
+
+async def test_late_reader_gets_all_news_joined() -> None:
+    desk = Desk()
+    stream = desk.open(1, num_outputs=2)
+    desk.step(
+        (1, 0, 5),
+        (9, 0, 99),
+        started=[Started(request_id=1, cached_prompt_tokens=32, step_start_ns=77)],
+    )
+    desk.step((1, 0, 6), (1, 1, 7), ended=[end(1, 0)])
+    desk.step((1, 1, 8))
+
+    news = await stream.next()
+
+    assert (news.cached_prompt_tokens, news.first_step_ns) == (32, 77)
+    assert (news.first_token_ns, news.last_token_ns) == (110, 130)
+    assert {i: output.token_ids for i, output in news.outputs.items()} == {0: [5, 6], 1: [7, 8]}
+    assert (news.outputs[0].ended, news.outputs[0].num_steps) == (FinishReason.END_ID, 3)
+    assert news.outputs[1].ended is None
+
+
+async def test_each_reading_has_only_what_came_since_the_last() -> None:
+    desk = Desk()
+    stream = desk.open(1)
+    desk.step((1, 0, 5), started=[Started(request_id=1, cached_prompt_tokens=0, step_start_ns=77)])
+    await stream.next()
+    reading = asyncio.create_task(stream.next())
+    await asyncio.sleep(0)
+    desk.step((1, 0, 6))
+
+    news = await reading
+
+    assert (news.cached_prompt_tokens, news.first_token_ns) == (None, 0)
+    assert news.outputs[0].token_ids == [6]
+
+
+async def test_logprobs_go_with_their_tokens() -> None:
+    desk = Desk()
+    stream = desk.open(1)
+    told = TokenLogprobs(request_id=1, output_index=0, chosen=-1.0, top_ids=b"", top_logprobs=b"")
+    desk.step((1, 0, 5), logprobs=[told])
+    desk.step((1, 0, 6), logprobs=[told])
+
+    news = await stream.next()
+
+    assert news.outputs[0].logprobs == [told, told]
+
+
+async def test_request_is_done_with_its_last_output() -> None:
+    desk = Desk()
+    desk.open(1, num_outputs=2)
+
+    assert desk.step((1, 0, 5), ended=[end(1, 0)]) == []
+    assert desk.step((1, 1, 5), ended=[end(1, 1)]) == [1]
+
+
+async def test_failure_comes_after_the_news_before_it() -> None:
+    desk = Desk()
+    stream = desk.open(1)
+    desk.step((1, 0, 5))
+    stream.fail(AntiphonError(ErrorReason.ENGINE_DOWN, "gone"))
+
+    news = await stream.next()
+
+    assert news.outputs[0].token_ids == [5]
+    with pytest.raises(AntiphonError, match="gone"):
+        await stream.next()
+    stream.cancel()
+    stream.close()
+    assert desk.sent == []
+
+
+async def test_cancel_is_sent_once_and_close_lets_go() -> None:
+    desk = Desk()
+    stream = desk.open(1)
+
+    stream.finish_output(0, 3)
+    stream.cancel()
+    stream.cancel()
+    stream.close()
+    stream.close()
+    stream.finish_output(0, 3)
+
+    assert desk.sent == [
+        FinishOutput(request_id=1, output_index=0, keep_tokens=3),
+        Cancel(request_id=1),
+    ]
+    assert desk.streams == {}
+
+
+async def test_close_of_a_finished_request_sends_nothing() -> None:
+    desk = Desk()
+    stream = desk.open(1)
+    desk.step((1, 0, 5), ended=[end(1)])
+    await stream.next()
+
+    stream.close()
+
+    assert desk.sent == []
