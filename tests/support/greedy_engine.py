@@ -1,0 +1,72 @@
+"""The real core and executor with nothing around them: prompts in, likeliest tokens out."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from antiphon_engine import _native
+from antiphon_engine.api.config import EngineConfig
+from antiphon_engine.executor import Executor
+
+_NO_IDS = np.zeros(0, np.int32)
+
+
+class GreedyEngine:
+    """Runs requests to their ends, all at once."""
+
+    def __init__(self, checkpoint: Path, config: EngineConfig, *, chunk_tokens: int = 0) -> None:
+        self.executor = Executor(config, checkpoint)
+        self.core = _native.EngineCore(
+            num_blocks=self.executor.memory.num_blocks,
+            block_tokens=config.block_tokens,
+            max_rows=config.max_rows,
+            max_step_tokens=config.max_step_tokens,
+            max_context_tokens=self.executor.memory.context_tokens,
+            max_requests=config.max_requests,
+            chunk_tokens=chunk_tokens,
+            prefix_reuse=config.prefix_reuse,
+        )
+        for set_index in range(2):
+            self.core.register_buffers(set_index, **self.executor.buffers(set_index))
+        self._scope = self.core.intern_scope(tenant="", cache_scope="", adapter="", weights="")
+        self.reused_tokens: dict[int, int] = {}
+        """Of the last `generate`, by index of the prompt."""
+        self.num_steps = 0
+        """Of the last `generate`."""
+
+    def generate(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+        """Returns `num_tokens` tokens for each prompt."""
+        handles = [self._submit(prompt, num_tokens) for prompt in prompts]
+        outputs: dict[int, list[int]] = {handle: [] for handle in handles}
+        reused: dict[int, int] = {}
+        self.num_steps = 0
+        while step_id := self.core.plan(self.num_steps % 2):
+            self._run(step_id, outputs, reused)
+        self.core.check_invariants()
+        self.reused_tokens = {i: reused[handle] for i, handle in enumerate(handles)}
+        return [outputs[handle] for handle in handles]
+
+    def _submit(self, prompt: Sequence[int], num_tokens: int) -> int:
+        return self.core.submit(
+            np.array(prompt, np.int32),
+            scope=self._scope,
+            max_output_tokens=num_tokens,
+            end_ids=_NO_IDS,
+            stop_ids=_NO_IDS,
+            seed=0,
+        )
+
+    def _run(self, step_id: int, outputs: dict[int, list[int]], reused: dict[int, int]) -> None:
+        set_index = self.num_steps % 2
+        step = self.executor.buffers(set_index)
+        logits = self.executor.execute(set_index)
+        self.executor.store_tokens(set_index, logits.argmax(-1).int())
+        self.core.commit(step_id)
+        self.num_steps += 1
+        for row in range(step["header"][_native.HEADER_NUM_ROWS]):
+            handle = int(step["handle"][row])
+            if step["flags"][row] & _native.FLAG_FIRST:
+                reused[handle] = int(step["reused_tokens"][row])
+            if step["num_tokens"][row]:
+                outputs[handle].append(int(step["tokens"][row, 0]))
