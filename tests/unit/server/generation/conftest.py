@@ -1,3 +1,4 @@
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -27,3 +28,22 @@ def offload() -> Iterator[Offload]:
     pool = Offload(num_threads=2, max_pending=16)
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def with_start_token(tmp_path_factory: pytest.TempPathFactory) -> TextSide:
+    directory = save_byte_fallback_tokenizer(tmp_path_factory.mktemp("with_start_token"))
+    path = directory / "tokenizer.json"
+    definition = json.loads(path.read_text(encoding="utf-8"))
+    start_id = next(t["id"] for t in definition["added_tokens"] if t["content"] == "<s>")
+    definition["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [
+            {"SpecialToken": {"id": "<s>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+        ],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [start_id], "tokens": ["<s>"]}},
+    }
+    path.write_text(json.dumps(definition), encoding="utf-8")
+    return load_text_side(directory)

@@ -213,6 +213,7 @@ async def test_deadline_while_running_fails(text: TextSide, offload: Offload) ->
 
     assert caught.value.reason is ErrorReason.TIMEOUT
     assert engine.requests[0].closed
+    await engine.requests[0].wait_ended()
     assert engine.num_running == 0
 
 

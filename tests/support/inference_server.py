@@ -1,0 +1,85 @@
+"""InferenceService alone on a loopback port, with the errors of the real server."""
+
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
+
+import grpc
+from antiphon.v1 import inference_pb2_grpc
+from antiphon.v1.inference_pb2 import GenerateRequest
+from google.rpc import error_details_pb2, status_pb2
+
+from antiphon_server.generation import Generator
+from antiphon_server.interceptors import CallInterceptor
+from antiphon_server.offload import Offload
+from antiphon_server.served_model import ServedModel
+from antiphon_server.services.inference import InferenceService
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceServer:
+    """What tests use of it."""
+
+    generator: Generator
+    channel: grpc.aio.Channel
+    stub: inference_pb2_grpc.InferenceServiceStub
+
+    async def failures_of(self, request: GenerateRequest) -> list[grpc.aio.AioRpcError]:
+        """Sends a request by both methods and returns how they fail."""
+        failures = []
+        for call in (self.stub.Generate(request), self.stub.StreamGenerate(request)):
+            try:
+                await self.read_all(call)
+            except grpc.aio.AioRpcError as error:
+                failures.append(error)
+        assert len(failures) == 2
+        return failures
+
+    async def read_all(self, call: grpc.aio.Call) -> list[object]:
+        """Reads a call of either kind to its end."""
+        if isinstance(call, grpc.aio.UnaryUnaryCall):
+            return [await call]
+        assert isinstance(call, grpc.aio.UnaryStreamCall)
+        return [response async for response in call]
+
+    def reason_of(self, error: grpc.aio.AioRpcError) -> str:
+        """The reason in a failure's details."""
+        info = error_details_pb2.ErrorInfo()
+        assert _status(error).details[0].Unpack(info)
+        return str(info.reason)
+
+    def retry_delay_of(self, error: grpc.aio.AioRpcError) -> float:
+        """The delay in a failure's details, in seconds."""
+        retry = error_details_pb2.RetryInfo()
+        (found,) = [d for d in _status(error).details if d.Is(retry.DESCRIPTOR)]
+        found.Unpack(retry)
+        return float(retry.retry_delay.ToTimedelta().total_seconds())
+
+
+@asynccontextmanager
+async def inference_server(model: ServedModel, offload: Offload) -> AsyncIterator[InferenceServer]:
+    """Serves one model until the block ends."""
+    generator = Generator(model, offload=offload)
+    request_ids = itertools.count(1)
+    interceptor = CallInterceptor(
+        count_call=nullcontext,
+        offload=offload,
+        draw_request_id=lambda: f"request-{next(request_ids)}",
+    )
+    server = grpc.aio.server(interceptors=[interceptor])
+    service = InferenceService({model.name: model}, {model.name: generator}, offload=offload)
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+    try:
+        yield InferenceServer(generator, channel, inference_pb2_grpc.InferenceServiceStub(channel))
+    finally:
+        await channel.close()
+        await server.stop(0)
+
+
+def _status(error: grpc.aio.AioRpcError) -> status_pb2.Status:
+    trailers = dict(error.trailing_metadata() or ())
+    return status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
