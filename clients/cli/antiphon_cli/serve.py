@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return WRONG_USE
     from antiphon_engine.api.errors import StartupError
-    from antiphon_server import serve, settings
+    from antiphon_server import settings
 
     try:
         config = settings.load_config(_sets(arguments), arguments.config, os.environ)
@@ -101,6 +101,8 @@ def run(arguments: argparse.Namespace) -> int:
         for key, value in settings.describe(config).items():
             print(f"{key} = {value}")
         return 0
+    from antiphon_server import serve
+
     return serve.run(config)
 
 

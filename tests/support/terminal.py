@@ -1,0 +1,104 @@
+"""A program at a terminal: what it writes, and what a person types."""
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+CTRL_C = "\x03"
+CTRL_D = "\x04"
+_CONTROL_SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\r")
+
+# The terminal must be the controlling one, so that Ctrl-C there interrupts.
+_AT_TERMINAL = """
+import fcntl, runpy, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+class Terminal:
+    """Runs a Python module at a pseudo-terminal of its own. Blocks: use it from a thread."""
+
+    def __init__(self, module: str, arguments: Sequence[str], *, limit_s: float = 20.0) -> None:
+        self._limit_s = limit_s
+        self._master, slave = pty.openpty()
+        attributes = termios.tcgetattr(slave)
+        attributes[3] &= ~termios.ECHO
+        termios.tcsetattr(slave, termios.TCSANOW, attributes)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _AT_TERMINAL, module, *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            env={**os.environ, "TERM": "dumb"},
+        )
+        os.close(slave)
+        self.written = ""
+        self._seen = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._master)
+
+    def type(self, text: str) -> None:
+        """Types `text`."""
+        os.write(self._master, text.encode())
+
+    def expect(self, text: str) -> str:
+        """Waits until `text` is written, and returns all that was written before it."""
+        deadline_s = time.monotonic() + self._limit_s
+        while (found := self.written.find(text, self._seen)) < 0:
+            assert self._read(deadline_s), f"{text!r} did not come in {self.written!r}"
+        before = self.written[self._seen : found]
+        self._seen = found + len(text)
+        return before
+
+    def interrupt_until(self, text: str) -> None:
+        """Presses Ctrl-C until `text` is written.
+
+        For a program that waits for a line: an interrupt just before it waits shows only later.
+        """
+        deadline_s = time.monotonic() + self._limit_s
+        while self.written.find(text, self._seen) < 0:
+            assert time.monotonic() < deadline_s, f"{text!r} did not come in {self.written!r}"
+            self.type(CTRL_C)
+            self._read(time.monotonic() + 0.5)
+        self.expect(text)
+
+    def wait(self) -> int:
+        """Waits for the program's end and returns its exit status."""
+        deadline_s = time.monotonic() + self._limit_s
+        while self._read(deadline_s):
+            pass
+        return self._process.wait(max(deadline_s - time.monotonic(), 0.1))
+
+    def _read(self, deadline_s: float) -> bool:
+        """Reads what there is; False at the end or at the deadline."""
+        ready, _, _ = select.select([self._master], [], [], max(deadline_s - time.monotonic(), 0))
+        if not ready:
+            return False
+        try:
+            piece = os.read(self._master, 65536)
+        except OSError:  # Linux's way to say that the program has closed its side.
+            return False
+        self.written += _CONTROL_SEQUENCES.sub("", piece.decode(errors="replace"))
+        return bool(piece)

@@ -1,0 +1,193 @@
+import asyncio
+import json
+import subprocess
+import sys
+from asyncio.subprocess import PIPE
+
+import pytest
+from antiphon.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from google.rpc import error_details_pb2
+from grpc import StatusCode
+
+from antiphon_cli.main import COMMANDS, main
+from antiphon_client import system, user
+from support.scripted_services import refuse, serving
+
+CONTENT = types_pb2.OUTPUT_CHANNEL_CONTENT
+
+
+class Answering(inference_pb2_grpc.InferenceServiceServicer):
+    def __init__(self, finish_reason=types_pb2.FINISH_REASON_STOP):
+        self.finish_reason = finish_reason
+        self.requests = []
+
+    async def StreamGenerate(self, request, context):
+        self.requests.append(request)
+        for word in ("Good ", "day"):
+            delta = types_pb2.Delta(channel=CONTENT, text=word)
+            yield inference_pb2.StreamGenerateResponse(delta=delta)
+        ended = inference_pb2.OutputFinished(finish_reason=self.finish_reason)
+        yield inference_pb2.StreamGenerateResponse(output_finished=ended)
+        yield inference_pb2.StreamGenerateResponse(completed=inference_pb2.GenerationCompleted())
+
+    async def Generate(self, request, context):
+        self.requests.append(request)
+        outputs = [types_pb2.Output(index=i, text=f"name {i}") for i in range(request.num_outputs)]
+        return inference_pb2.GenerateResponse(
+            outputs=outputs, usage=types_pb2.Usage(output_tokens=4)
+        )
+
+
+class Refusing(inference_pb2_grpc.InferenceServiceServicer):
+    async def StreamGenerate(self, request, context):
+        info = error_details_pb2.ErrorInfo(reason="UNSUPPORTED_FEATURE")
+        await refuse(context, StatusCode.UNIMPLEMENTED, "no constraints here", info)
+        yield
+
+
+async def generate(servicer, *arguments):
+    async with serving(inference=servicer) as target:
+        return await asyncio.to_thread(main, ["generate", "--target", target, *arguments])
+
+
+def refused(argv, capsys):
+    """Runs a command that ends in one line, and returns its status and that line."""
+    status = main(argv)
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert captured.out == ""
+    assert len(lines) == 1, "one line, and no traceback"
+    return status, lines[0]
+
+
+async def test_generate_writes_the_answer_to_standard_output(capsys):
+    servicer = Answering()
+
+    status = await generate(servicer, "--instructions", "be brief", "hello")
+
+    assert (status, capsys.readouterr().out) == (0, "Good day\n")
+    assert servicer.requests[0].prompt.conversation.items == [system("be brief"), user("hello")]
+
+
+async def test_generate_sends_only_the_flags_that_are_given():
+    servicer = Answering()
+    flags = "--temperature 0 --top-k 5 --seed 7 --max-tokens 9 --stop a --stop b --model models/m"
+
+    await generate(servicer, *flags.split(), "hello")
+
+    assert servicer.requests[0].model == "models/m"
+    assert servicer.requests[0].config == types_pb2.GenerationConfig(
+        sampling=types_pb2.SamplingParams(temperature=0, top_k=5, seed=7),
+        stop=types_pb2.StopConditions(max_output_tokens=9, stop_strings=["a", "b"]),
+    )
+
+
+async def test_generate_reads_standard_input():
+    servicer = Answering()
+
+    async with serving(inference=servicer) as target:
+        words = [sys.executable, "-m", "antiphon_cli.main", "generate", "--target", target]
+        process = await asyncio.create_subprocess_exec(*words, "--raw", "-", stdin=PIPE)
+        await process.communicate(b"from a pipe")
+
+    assert servicer.requests[0].prompt == types_pb2.Prompt(text="from a pipe")
+
+
+async def test_generate_tells_where_an_answer_was_cut(capsys):
+    await generate(Answering(types_pb2.FINISH_REASON_MAX_OUTPUT_TOKENS), "hello")
+
+    assert capsys.readouterr().err == "(cut at --max-tokens)\n"
+
+
+async def test_generate_writes_several_answers(capsys):
+    await generate(Answering(), "-n", "2", "hello")
+
+    assert capsys.readouterr().out == "--- 1 of 2 ---\nname 0\n--- 2 of 2 ---\nname 1\n"
+
+
+async def test_generate_writes_one_json_object(capsys):
+    await generate(Answering(), "--json", "hello")
+
+    answer = json.loads(capsys.readouterr().out)
+    assert answer == {"outputs": [{"text": "name 0"}], "usage": {"output_tokens": 4}}
+
+
+async def test_a_refusal_is_one_line_and_status_1(capsys, tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text("{}")
+
+    status = await generate(Refusing(), "--json-schema", str(schema), "hello")
+
+    assert status == 1
+    assert capsys.readouterr().err == "antiphon: no constraints here (UNSUPPORTED_FEATURE)\n"
+
+
+@pytest.mark.parametrize("command", [["generate", "hello"], ["chat"]])
+def test_a_server_that_is_not_there_is_one_line_and_status_3(command, capsys):
+    status, line = refused([*command, "--target", "127.0.0.1:1"], capsys)
+
+    assert status == 3
+    assert "127.0.0.1:1" in line
+    assert "antiphon serve" in line
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["srve"], "antiphon serve"),
+        (["generate", "--json-schema", "/no/such/file", "x"], "/no/such/file"),
+        (["generate", "--seed", "-1", "x"], "-1"),
+        (["generate", "--raw", "--instructions", "y", "x"], "--instructions"),
+        (["chat", "--session", "s", "--instructions", "y"], "--instructions"),
+        (["serve", "--quantization", "int8"], "--quantization"),
+        (["serve", "--set", "engine.max_row=3"], "engine.max_rows"),
+        (["serve", "--config", "/no/such/file", "--check-config"], "/no/such/file"),
+    ],
+)
+def test_wrong_use_is_one_line_that_names_it_and_status_2(argv, named, capsys):
+    status, line = refused(argv, capsys)
+
+    assert status == 2
+    assert named in line
+
+
+def test_check_config_prints_the_settings_that_the_flags_make(capsys):
+    status = main(
+        ["serve", "--check-config", "--model", "m", "--insecure", "--set", "engine.max_rows=3"]
+    )
+
+    printed = capsys.readouterr().out.splitlines()
+    assert status == 0
+    assert {'model.source = "m"', "server.insecure = true", "engine.max_rows = 3"} <= {*printed}
+
+
+def test_help_lists_the_commands_and_each_explains_itself_by_examples(capsys):
+    assert main(["--help"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"  {command} " in listed for command in COMMANDS)
+    for command in COMMANDS:
+        with pytest.raises(SystemExit, match="0"):
+            main([command, "--help"])
+        assert f"examples:\n  antiphon {command}" in capsys.readouterr().out
+
+
+def test_version_names_the_release(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == "antiphon 0.1.0\n"
+
+
+def test_no_command_is_wrong_use(capsys):
+    assert main([]) == 2
+    assert "usage" in capsys.readouterr().out
+
+
+def test_talking_loads_neither_the_server_nor_torch():
+    code = (
+        "import sys; from antiphon_cli.main import main; main(['generate', '--target', "
+        "'127.0.0.1:1', 'x']); print([m for m in ('torch', 'antiphon_server', "
+        "'antiphon_engine', 'antiphon_cli.serve') if m in sys.modules])"
+    )
+
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert ran.stdout == "[]\n"
