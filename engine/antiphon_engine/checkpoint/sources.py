@@ -52,9 +52,9 @@ def find_model(model: str, sources: Sources, *, cache_dir: Path, progress: OnPro
         return _demo(sources, cache_dir, progress)
     if path.is_file() and path.suffix == ".gguf":
         return _gguf(path.resolve(), sources, cache_dir, progress)
-    if path.is_dir():
+    if model and path.is_dir():
         return path.resolve()
-    if path.exists():
+    if model and path.exists():
         raise StartupError(f"{model} is neither a checkpoint directory nor a .gguf file")
     if _HUB_ID.fullmatch(model) and path.suffix != ".gguf":
         return fetch_checkpoint(sources.hub, model, progress=progress)

@@ -1,0 +1,131 @@
+import json
+
+import gguf
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from antiphon_engine.api.checkpoint import inspect_checkpoint, resolve_model
+from antiphon_engine.api.errors import StartupError
+from antiphon_engine.checkpoint.gguf import convert
+from support.tiny_checkpoints import load_reference, prompts
+from support.tiny_gguf import (
+    CHAT_TEMPLATE,
+    CONTEXT_TOKENS,
+    END_OF_TEXT_ID,
+    END_OF_TURN_ID,
+    VOCABULARY_SIZE,
+    write_gguf,
+)
+from support.whole_prompt import prompt_logits
+
+FLOAT32 = torch.float32
+
+
+def silent(stage, done, total):
+    pass
+
+
+def converted(tmp_path, *, tie=False, **model):
+    tensors = write_gguf(tmp_path / "tiny.gguf", **model)
+    target = tmp_path / "checkpoint"
+    target.mkdir()
+    convert(tmp_path / "tiny.gguf", target, tie=tie, progress=silent)
+    return target, tensors
+
+
+def load_gguf_reference(path):
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    model = AutoModelForCausalLM.from_config(config, dtype=FLOAT32)
+    loaded = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)
+    model.load_state_dict(loaded["tensors"])
+    return model.eval()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_logits_are_those_of_the_references_own_gguf_loader(tmp_path, architecture):
+    checkpoint, _ = converted(tmp_path, architecture=architecture)
+    reference = load_gguf_reference(tmp_path / "tiny.gguf")
+    (prompt,) = prompts(1, least=30, most=30, vocabulary_size=VOCABULARY_SIZE)
+
+    with torch.inference_mode():
+        expected = reference(torch.tensor([prompt])).logits[0]
+
+    assert (prompt_logits(checkpoint, prompt, FLOAT32) - expected).abs().max() < 1e-4
+
+
+def test_configuration_and_ends_are_whole(tmp_path):
+    checkpoint, _ = converted(tmp_path)
+
+    info = inspect_checkpoint(checkpoint)
+
+    assert info.architecture == "Qwen2ForCausalLM"
+    assert info.context_tokens == CONTEXT_TOKENS
+    assert info.vocabulary_size == VOCABULARY_SIZE
+    assert info.end_ids == {END_OF_TURN_ID, END_OF_TEXT_ID}
+    assert info.dtype == "float32"
+
+
+def test_tokenizer_and_template_are_kept(tmp_path):
+    checkpoint, _ = converted(tmp_path)
+
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+
+    assert tokenizer.decode(tokenizer("hello, wörld\n").input_ids) == "hello, wörld\n"
+    assert tokenizer.chat_template == CHAT_TEMPLATE
+    assert tokenizer.model_max_length == CONTEXT_TOKENS
+
+
+def test_tying_takes_the_output_matrix_for_both(tmp_path):
+    checkpoint, tensors = converted(tmp_path, tie=True)
+
+    stored = load_file(checkpoint / "model.safetensors")
+
+    assert "lm_head.weight" not in stored
+    expected = torch.from_numpy(tensors["output.weight"])
+    assert torch.equal(stored["model.embed_tokens.weight"], expected)
+    assert json.loads((checkpoint / "config.json").read_text())["tie_word_embeddings"]
+    assert load_reference(checkpoint).lm_head.weight.equal(expected)
+
+
+def test_file_without_an_output_matrix_is_tied(tmp_path):
+    checkpoint, _ = converted(tmp_path, tied=True)
+
+    assert json.loads((checkpoint / "config.json").read_text())["tie_word_embeddings"]
+
+
+def test_quantized_weights_are_expanded_to_bfloat16(tmp_path):
+    checkpoint, tensors = converted(tmp_path, matrix_type=gguf.GGMLQuantizationType.Q8_0)
+
+    stored = load_file(checkpoint / "model.safetensors")["lm_head.weight"]
+
+    assert torch.equal(stored, torch.from_numpy(tensors["output.weight"]).bfloat16())
+
+
+def test_unknown_architecture_is_told_with_the_supported(tmp_path):
+    with pytest.raises(StartupError, match=r"'bert' is not supported; supported: llama, qwen2"):
+        converted(tmp_path, architecture="bert")
+
+
+def test_unknown_tensors_are_named(tmp_path):
+    with pytest.raises(StartupError, match=r"rope_freqs\.weight \(1 in all\)"):
+        converted(tmp_path, extra_tensors=("rope_freqs.weight",))
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"not a gguf file at all"])
+def test_broken_file_is_told(tmp_path, content):
+    (tmp_path / "broken.gguf").write_bytes(content)
+
+    with pytest.raises(StartupError, match=r"broken\.gguf is no whole GGUF file"):
+        convert(tmp_path / "broken.gguf", tmp_path, tie=False, progress=silent)
+
+
+def test_cut_file_is_told_through_the_converters_process(tmp_path):
+    write_gguf(tmp_path / "whole.gguf")
+    content = (tmp_path / "whole.gguf").read_bytes()
+    (tmp_path / "broken.gguf").write_bytes(content[: len(content) // 2])
+
+    with pytest.raises(StartupError, match=r"broken\.gguf is no whole GGUF file"):
+        resolve_model(str(tmp_path / "broken.gguf"), cache_dir=tmp_path / "cache", progress=silent)
