@@ -1,7 +1,7 @@
 """C++ core of the engine: schedules requests and owns the paged, prefix-reusing KV cache.
 
-All calls come from the engine's one thread; none calls back into Python. `plan` and `commit` release
-the GIL and touch only arrays that were registered beforehand.
+All calls come from the engine's one thread; none calls back into Python. `plan` and `commit`
+release the GIL and touch only arrays that were registered beforehand.
 """
 
 from typing import Final
@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-# Bits of StepBuffers.flags. Those below 1 << 8 are set by the core; callers may pass the others to `submit`,
-# which echoes them in every row of the request.
+# Bits of StepBuffers.flags. Those below 1 << 8 are set by the core; callers may pass the others to
+# `submit`, which echoes them in every row of the request.
 FLAG_PREFILL: Final[int]  # the row computes prompt tokens
 FLAG_SAMPLE: Final[int]  # the row's last position is sampled: a decode row or a prompt's last chunk
 FLAG_FIRST: Final[int]  # the request's first row since submit; `reused_tokens` holds for it
@@ -65,9 +65,9 @@ class EngineCore:
     ) -> None:
         """Block 0 is scratch. A step has at most `max_rows` rows and `max_step_tokens` tokens.
 
-        `chunk_tokens` bounds one request's prompt tokens in a step (0: the step's budget alone does).
-        At most `max_step_tokens - block_tokens + 1` requests run at once, so that a prompt always gets
-        at least a block of the budget beside those that decode.
+        `chunk_tokens` bounds one request's prompt tokens in a step (0: the step's budget alone
+        does). At most `max_step_tokens - block_tokens + 1` requests run at once, so that a prompt
+        always gets at least a block of the budget beside those that decode.
 
         Raises:
             ValueError: a step or a chunk is smaller than a block, or a number is too small.
@@ -89,27 +89,21 @@ class EngineCore:
         kv_len: NDArray[np.int32],  # [B] KV length after it
         reused_tokens: NDArray[np.int32],  # [B] prompt tokens taken from the cache; with FLAG_FIRST
         output_position: NDArray[np.int32],  # [B] index of the output token that the row samples
-        uniform: NDArray[
-            np.float64
-        ],  # [B] in [0, 1), from (seed, output index, output position) alone
-        sample_indptr: NDArray[
-            np.int32
-        ],  # [B + 1] into sample_rows; equal neighbours: row samples nothing
+        uniform: NDArray[np.float64],  # [B] in [0, 1), from seed, output index and output position
+        sample_indptr: NDArray[np.int32],  # [B + 1] into sample_rows; equal neighbours: none
         sample_rows: NDArray[np.int32],  # [B] token indices whose hidden state is sampled
         input_ids: NDArray[np.int32],  # [T]
         gather_slot: NDArray[np.int32],  # [T] slot whose last token to read, else -1
         positions: NDArray[np.int32],  # [T]
         slot_mapping: NDArray[np.int64],  # [T] block * block_tokens + offset
-        table_delta: NDArray[
-            np.int32
-        ],  # [D, 3] (slot, block index, block id); new or changed entries
+        table_delta: NDArray[np.int32],  # [D, 3] (slot, block index, block id): new or changed
         copy_ops: NDArray[np.int32],  # [C, 5] (kind, source tier, source, destination, tokens)
         slot_init: NDArray[np.int32],  # [B] rows whose slot has a new owner
         tokens: NDArray[np.int32],  # [B, 1] written by the executor before commit
         num_tokens: NDArray[np.int32],  # [B] likewise: sampled tokens of each row, 0 or 1
         result: NDArray[
             np.int32
-        ],  # [B, 4] written by commit: new tokens, finish reason, output tokens, steps
+        ],  # [B, 4] by commit: new tokens, finish reason, output tokens, steps
     ) -> None:
         """Tells where set `set_index` lies. The arrays are C-contiguous and kept alive by the core.
 
@@ -120,10 +114,10 @@ class EngineCore:
         """
 
     def intern_scope(self, *, tenant: str, cache_scope: str, adapter: str, weights: str) -> int:
-        """Returns the id of a reuse scope. Prefixes are shared only between requests of equal scope.
+        """Returns the id of a reuse scope: only requests of equal scope share prefixes.
 
-        An id means the same scope for ever. It stays known while a request or a cached block uses it; of
-        the others, the 1024 that were used last do. So ask again before each submit.
+        An id means the same scope for ever. It stays known while a request or a cached block uses
+        it; of the others, the 1024 that were used last do. So ask again before each submit.
         """
 
     def submit(
@@ -143,7 +137,8 @@ class EngineCore:
     ) -> int:
         """Queues a request and returns its handle, which is never 0. Copies the arrays.
 
-        With a `leader`, it waits until that request's prompt is computed or gone, so that it can reuse it.
+        With a `leader`, it waits until that request's prompt is computed or gone, so that it can
+        reuse it.
 
         Raises:
             ValueError: the prompt is empty, or prompt and one output token exceed the context, or
@@ -156,13 +151,13 @@ class EngineCore:
         """Ends a request in any phase and frees what it holds. False if it has ended already."""
 
     def finish(self, handle: int, keep_output_tokens: int) -> bool:
-        """Ends a request of which the first output tokens are wanted. False if it has ended already.
+        """Ends a request of which the first output tokens are wanted. False if it has ended.
 
         Cached blocks with later tokens that nobody else uses are forgotten.
         """
 
     def plan(self, set_index: int) -> int:
-        """Fills the buffers of a set with the next step and returns its id, or 0 if nothing can run.
+        """Fills the buffers of a set with the next step; returns its id, or 0: nothing can run.
 
         In this release a step is committed before the next is planned.
         """
@@ -175,7 +170,7 @@ class EngineCore:
         """
 
     def match_prefix(self, scope: int, tokens: NDArray[np.int32]) -> int:
-        """Returns how many leading tokens have their KV cache here, in whole blocks. Changes nothing."""
+        """Returns how many leading tokens have their KV cache here, in whole blocks."""
 
     def flush_prefix_cache(self) -> int:
         """Forgets every cached block that no request uses and returns how many those were."""
@@ -187,7 +182,11 @@ class EngineCore:
         """
 
     def check_invariants(self) -> None:
-        """Checks the whole state, O(blocks + requests). Raises InvariantError that names what is broken."""
+        """Checks the whole state, O(blocks + requests).
+
+        Raises:
+            InvariantError: it names what is broken.
+        """
 
     def dump_state(self) -> str:
         """Returns the state as JSON, for logs and tests. It holds no tokens."""

@@ -6,6 +6,24 @@
 
 namespace antiphon {
 
+namespace {
+
+std::uint32_t FlagsOf(const Request& request, bool samples, bool is_first) {
+  std::uint32_t flags = request.flags;
+  if (request.state == RequestState::kPrefill) {
+    flags |= kFlagPrefill;
+  }
+  if (samples) {
+    flags |= kFlagSample;
+  }
+  if (is_first) {
+    flags |= kFlagFirst;
+  }
+  return flags;
+}
+
+}  // namespace
+
 PlanWriter::PlanWriter(const StepBuffers& buffers, std::int32_t block_tokens)
     : out_(buffers), block_tokens_(block_tokens) {
   out_.cu_q[0] = 0;
@@ -22,8 +40,7 @@ void PlanWriter::AddRow(Request& request, std::int32_t q_len, bool is_first) {
   out_.epoch[row] = request.epoch;
   out_.slot[row] = request.slot;
   out_.adapter[row] = request.adapter;
-  out_.flags[row] = request.flags | (is_prefill ? kFlagPrefill : 0U) |
-                    (samples ? kFlagSample : 0U) | (is_first ? kFlagFirst : 0U);
+  out_.flags[row] = FlagsOf(request, samples, is_first);
   out_.q_len[row] = q_len;
   out_.ctx_len[row] = request.num_computed;
   out_.kv_len[row] = kv_len;
@@ -53,7 +70,8 @@ void PlanWriter::Finish(StepId step) {
   out_.header[kHeaderNumDecodeRows] = num_rows_ - num_prefill_rows_;
   out_.header[kHeaderNumSamples] = num_samples_;
   out_.header[kHeaderNumSlotInits] = num_slot_inits_;
-  out_.header[kHeaderStepId] = static_cast<std::int32_t>(step & 0x7fffffff);
+  out_.header[kHeaderStepId] =
+      static_cast<std::int32_t>(static_cast<std::uint64_t>(step) & 0x7fffffffU);
 }
 
 void PlanWriter::WriteTokens(const Request& request, std::int32_t q_len) {

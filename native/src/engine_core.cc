@@ -19,7 +19,7 @@ void Require(bool holds, const std::string& message) {
   }
 }
 
-const CoreConfig& Checked(const CoreConfig& config) {
+CoreConfig Checked(const CoreConfig& config) {
   Require(config.num_blocks >= 2, "num_blocks must be at least 2: scratch and one more");
   Require(config.block_tokens >= 1, "block_tokens must be at least 1");
   Require(config.max_rows >= 1, "max_rows must be at least 1");
@@ -39,23 +39,7 @@ std::vector<TokenId> Sorted(std::span<const TokenId> ids) {
   return sorted;
 }
 
-std::vector<std::uint64_t> HashBlocks(std::span<const TokenId> tokens, std::int32_t block_tokens) {
-  const auto width = static_cast<std::size_t>(block_tokens);
-  std::vector<std::uint64_t> hashes;
-  hashes.reserve(tokens.size() / width);
-  for (std::size_t start = 0; start + width <= tokens.size(); start += width) {
-    hashes.push_back(HashTokens(tokens.subspan(start, width)));
-  }
-  return hashes;
-}
-
 }  // namespace
-
-// What is under way while a step is planned.
-struct EngineCore::Step {
-  PlanWriter writer;
-  std::vector<PlannedRow>& rows;
-};
 
 EngineCore::EngineCore(const CoreConfig& config)
     : config_(Checked(config)),
@@ -73,10 +57,9 @@ EngineCore::EngineCore(const CoreConfig& config)
 
 std::int32_t EngineCore::min_table_deltas() const {
   // No chain is longer than a context, and the last token of one is never computed.
-  const std::int32_t per_context = BlocksFor(config_.max_context_tokens - 1, config_.block_tokens);
-  const std::int64_t bound = static_cast<std::int64_t>(per_context) * config_.max_rows;
-  return static_cast<std::int32_t>(
-      std::min<std::int64_t>(bound, static_cast<std::int64_t>(per_context) + 2 * config_.max_rows));
+  const std::int64_t per_context = BlocksFor(config_.max_context_tokens - 1, config_.block_tokens);
+  const std::int64_t num_rows = config_.max_rows;
+  return static_cast<std::int32_t>(std::min(per_context * num_rows, per_context + 2 * num_rows));
 }
 
 void EngineCore::RegisterBuffers(std::int32_t set_index, const StepBuffers& buffers) {
@@ -90,6 +73,7 @@ void EngineCore::RegisterBuffers(std::int32_t set_index, const StepBuffers& buff
   BufferSet& set = sets_[static_cast<std::size_t>(set_index)];
   ANTIPHON_CHECK(set.step == 0);
   set.buffers = buffers;
+  set.registered = true;
 }
 
 Handle EngineCore::Submit(const SubmitSpec& spec) {
@@ -147,31 +131,10 @@ bool EngineCore::Finish(Handle handle, std::int32_t keep_output_tokens) {
   return true;
 }
 
-StepId EngineCore::Plan(std::int32_t set_index) {
-  ANTIPHON_CHECK(set_index >= 0 && set_index < config_.num_buffer_sets);
-  BufferSet& set = sets_[static_cast<std::size_t>(set_index)];
-  ANTIPHON_CHECK(set.buffers.has_value());
-  Check(num_steps_in_flight_ == 0, "a step is planned while another is in flight");
-  set.rows.clear();
-  batcher_.Begin(set.buffers->max_table_deltas);
-  Step step{.writer = PlanWriter(*set.buffers, config_.block_tokens), .rows = set.rows};
-  PlanRunning(RequestState::kDecode, step);
-  PlanRunning(RequestState::kPrefill, step);
-  PlanAdmissions(step);
-  if (set.rows.empty()) {
-    step.writer.Finish(0);
-    return 0;
-  }
-  set.step = ++last_step_;
-  ++num_steps_in_flight_;
-  step.writer.Finish(set.step);
-  return set.step;
-}
-
 void EngineCore::Commit(StepId step) {
   const auto set = std::ranges::find(sets_, step, &BufferSet::step);
   Check(step > 0 && set != sets_.end(), "a step is committed that is not in flight");
-  const StepBuffers& buffers = *set->buffers;
+  const StepBuffers& buffers = set->buffers;
   for (std::size_t row = 0; row < set->rows.size(); ++row) {
     std::int32_t* result = buffers.result + row * kResultColumns;
     std::fill_n(result, kResultColumns, 0);
@@ -233,88 +196,6 @@ void EngineCore::Enqueue(Request& request) {
   }
   request.state = RequestState::kQueued;
   queue_.Add(request);
-}
-
-void EngineCore::PlanRunning(RequestState state, Step& step) {
-  for (const Handle handle : running_) {
-    Request& request = *requests_.Find(handle);
-    if (request.state != state) {
-      continue;
-    }
-    const std::int32_t remaining = request.num_known() - request.num_computed;
-    const std::int32_t q_len = batcher_.ChunkFor(request.num_computed, remaining);
-    const std::int32_t num_blocks = BlocksFor(request.num_computed + q_len, config_.block_tokens);
-    if (q_len > 0 && batcher_.Take(q_len, NumTableDeltas(request.chain, num_blocks))) {
-      PlanRow(request, q_len, /*is_first=*/false, step);
-    }
-  }
-}
-
-void EngineCore::PlanAdmissions(Step& step) {
-  while (!queue_.empty() && batcher_.tokens_left() > 0 &&
-         static_cast<std::int32_t>(running_.size()) < batcher_.max_running()) {
-    if (!Admit(*requests_.Find(queue_.head()), step)) {
-      return;
-    }
-  }
-}
-
-// The prefix that is found here is the one that is claimed: nothing is allocated in between.
-bool EngineCore::Admit(Request& request, Step& step) {
-  const std::int32_t num_available = cache_.num_available();
-  const Refusal refusal = {.handle = request.handle,
-                           .num_publications = cache_.num_publications(),
-                           .num_unreserved = capacity_.Unreserved(num_available)};
-  if (refusal == refusal_) {
-    return false;
-  }
-  // One token at least is left to compute: its logits give the first output token.
-  cache_.Match(request.chain.scope, request.tokens, request.prompt_hashes,
-               (request.num_prompt - 1) / config_.block_tokens, match_);
-  if (!capacity_.Fits(request.num_blocks_needed, match_.num_live, num_available)) {
-    refusal_ = refusal;
-    return false;
-  }
-  const auto num_hits = static_cast<std::int32_t>(match_.nodes.size());
-  const std::int32_t num_reused = num_hits * config_.block_tokens;
-  const std::int32_t q_len = batcher_.ChunkFor(num_reused, request.num_known() - num_reused);
-  if (q_len == 0 || !batcher_.Take(q_len, BlocksFor(num_reused + q_len, config_.block_tokens))) {
-    return false;
-  }
-  refusal_ = {};
-  queue_.Remove(request);
-  --num_waiting_;
-  cache_.Claim(match_, request.chain);
-  capacity_.Reserve(request.num_blocks_needed - num_hits);
-  request.state = RequestState::kPrefill;
-  request.num_computed = num_reused;
-  request.slot = free_slots_.back();
-  free_slots_.pop_back();
-  running_.push_back(request.handle);
-  num_reused_ += num_reused;
-  PlanRow(request, q_len, /*is_first=*/true, step);
-  return true;
-}
-
-void EngineCore::PlanRow(Request& request, std::int32_t q_len, bool is_first, Step& step) {
-  const std::int32_t num_new_blocks =
-      BlocksFor(request.num_computed + q_len, config_.block_tokens) -
-      static_cast<std::int32_t>(request.chain.blocks.size());
-  if (num_new_blocks > 0) {
-    cache_.Extend(request.chain, num_new_blocks);
-    capacity_.Settle(num_new_blocks);
-  }
-  step.writer.AddRow(request, q_len, is_first);
-  request.num_computed += q_len;
-  request.num_inflight += q_len;
-  ++request.num_steps;
-  if (request.state == RequestState::kPrefill) {
-    num_prefilled_ += q_len;
-  }
-  step.rows.push_back({.handle = request.handle,
-                       .epoch = request.epoch,
-                       .q_len = q_len,
-                       .samples = request.num_computed == request.num_known()});
 }
 
 void EngineCore::CommitRow(const PlannedRow& row, TokenId token, std::int32_t num_tokens,

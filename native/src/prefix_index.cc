@@ -28,6 +28,16 @@ std::uint64_t HashTokens(std::span<const TokenId> tokens) {
   return Mix64(hash);
 }
 
+std::vector<std::uint64_t> HashBlocks(std::span<const TokenId> tokens, std::int32_t block_tokens) {
+  const auto width = static_cast<std::size_t>(block_tokens);
+  std::vector<std::uint64_t> hashes;
+  hashes.reserve(tokens.size() / width);
+  for (std::size_t start = 0; start + width <= tokens.size(); start += width) {
+    hashes.push_back(HashTokens(tokens.subspan(start, width)));
+  }
+  return hashes;
+}
+
 PrefixIndex::PrefixIndex(std::int32_t max_nodes, std::int32_t block_tokens)
     : block_tokens_(block_tokens) {
   ANTIPHON_CHECK(max_nodes >= 1 && block_tokens >= 1);

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -122,7 +121,8 @@ class EngineCore {
     bool samples;
   };
   struct BufferSet {
-    std::optional<StepBuffers> buffers;
+    StepBuffers buffers;
+    bool registered = false;
     StepId step = 0;  // 0: none in flight
     std::vector<PlannedRow> rows;
   };

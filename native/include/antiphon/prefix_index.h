@@ -27,6 +27,9 @@ class ParentKey {
 // 64-bit hash of one block's tokens. Finds candidates only; equality of tokens decides.
 std::uint64_t HashTokens(std::span<const TokenId> tokens);
 
+// The hash of each whole block of a text.
+std::vector<std::uint64_t> HashBlocks(std::span<const TokenId> tokens, std::int32_t block_tokens);
+
 // The tree of blocks whose KV cache is there. A node is one whole block of tokens below its parent;
 // a path from a scope's root is a prefix. Children are found in one open-addressing table keyed by
 // (parent, hash) and told apart by their tokens, so that a collision costs time, never correctness.

@@ -23,7 +23,7 @@ inline constexpr BlockId kNoBlock = -1;
 inline constexpr NodeId kNoNode = -1;
 inline constexpr SlotId kNoSlot = -1;
 
-enum class FinishReason : std::int32_t {
+enum class FinishReason : std::uint8_t {
   kNone = 0,
   kEndId = 1,
   kStopId = 2,
@@ -32,7 +32,7 @@ enum class FinishReason : std::int32_t {
 };
 
 // Bits of StepBuffers::flags. Those from kFirstCallerFlag on are the caller's and echoed.
-enum RowFlag : std::uint32_t {
+enum RowFlag : std::uint16_t {
   kFlagPrefill = 1U << 0,
   kFlagSample = 1U << 1,
   kFlagFirst = 1U << 2,
@@ -45,7 +45,7 @@ enum RowFlag : std::uint32_t {
 };
 
 // Indices of StepBuffers::header.
-enum HeaderField : std::int32_t {
+enum HeaderField : std::uint8_t {
   kHeaderNumRows = 0,
   kHeaderNumTokens = 1,
   kHeaderNumTableDeltas = 2,
