@@ -1,6 +1,7 @@
 """A session over one bidirectional stream: many turns, no reconnect between them."""
 
 import asyncio
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 from uuid import uuid4
@@ -147,7 +148,8 @@ class Session:
 
     async def _open_stream(self, call: _Call) -> session_pb2.ConverseResponse:
         try:
-            await call.write(session_pb2.ConverseRequest(open=self._opening))
+            with suppress(asyncio.InvalidStateError):  # over already: reading tells why
+                await call.write(session_pb2.ConverseRequest(open=self._opening))
             first = await call.read()
         except aio.AioRpcError as error:
             raise from_rpc_error(error) from None

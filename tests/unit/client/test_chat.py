@@ -230,6 +230,7 @@ async def test_control_characters_of_the_model_do_not_reach_the_terminal():
 async def test_a_session_that_is_not_there_ends_the_chat_with_one_line():
     class Empty(Conversing):
         async def Converse(self, request_iterator, context):
+            await anext(request_iterator)
             await refuse(
                 context,
                 grpc.StatusCode.NOT_FOUND,

@@ -180,6 +180,7 @@ async def test_items_are_appended_without_an_answer():
 async def test_a_refused_opening_raises_its_status():
     class Refusing(session_pb2_grpc.SessionServiceServicer):
         async def Converse(self, request_iterator, context):
+            await anext(request_iterator)
             await refuse(
                 context,
                 grpc.StatusCode.NOT_FOUND,
