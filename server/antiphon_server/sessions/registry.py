@@ -114,9 +114,7 @@ class SessionRegistry:
         await self._sweeper.close()
         error = server_stopped()
         sessions = list(self._loaded.values())
-        await asyncio.gather(
-            *(session.close(error, to_failure(error), wait_s=0) for session in sessions)
-        )
+        await asyncio.gather(*(session.stop(error) for session in sessions))
         self._loaded.clear()
 
     async def create(self, tenant: str, request: CreateSessionRequest) -> Session:

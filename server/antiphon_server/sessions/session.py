@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from antiphon.v1.session_pb2 import Residency, Session, Turn, TurnEvent
-from antiphon.v1.types_pb2 import Failure, GoAway
+from antiphon.v1.types_pb2 import GoAway
 from google.protobuf.duration_pb2 import Duration
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
@@ -221,30 +221,23 @@ class LiveSession:
             away = GoAway(reason=GoAway.REASON_DRAINING, time_left=time_left)
             self._attachment.send_away(away, error)
 
-    async def close(self, error: AntiphonError, failure: Failure, *, wait_s: float) -> None:
-        """Takes no more turns, stops those that it has, and waits until they have ended.
-
-        Args:
-            error: What later calls get.
-            failure: What turns get that don't end by themselves within `wait_s`.
-            wait_s: How long those that were cancelled may take.
-        """
+    async def stop(self, error: AntiphonError) -> None:
+        """Takes no more turns, and fails those that it has."""
         self._closing = error
-        for turn in self._queue.live:
-            self._queue.cancel(turn, discards=False)
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._queue.wait_idle()
-        except TimeoutError:
-            await self._queue.cut_off(failure)
+        await self._queue.cut_off(to_failure(error))
 
     async def delete(self, etag: str) -> None:
         """Deletes it, turns and all. Raises AntiphonError, STALE_HEAD or STORE_UNAVAILABLE."""
         self._check_open()
         check_etag(self._ledger.row, etag)
-        gone = session_not_found(self.key)
-        failure = cancelled_failure("The session was deleted.")
-        await self.close(gone, failure, wait_s=self._surroundings.limits.end_wait_s)
+        self._closing = gone = session_not_found(self.key)
+        for turn in self._queue.live:
+            self._queue.cancel(turn, discards=False)
+        try:
+            async with asyncio.timeout(self._surroundings.limits.end_wait_s):
+                await self._queue.wait_idle()
+        except TimeoutError:
+            await self._queue.cut_off(cancelled_failure("The session was deleted."))
         try:
             await self._surroundings.store.delete_session(self.key)
         except AntiphonError:

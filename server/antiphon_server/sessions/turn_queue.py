@@ -122,6 +122,10 @@ class TurnQueue:
             await self._surroundings.store.accept_turn(self._ledger.row.key, turn.row())
         except AntiphonError as error:
             turn.refuse(error)
+            self._forget(turn)
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+                turn.ended.set()
         else:
             turn.accept(num_before)
 
@@ -200,7 +204,9 @@ class TurnQueue:
             self._drop(turn, to_failure(turn_timeout(turn.message.name)))
 
     def _forget(self, turn: LiveTurn) -> None:
-        self._live.pop(turn.turn_id)
+        if self._live.get(turn.turn_id) is not turn:
+            return
+        del self._live[turn.turn_id]
         if timer := self._timers.pop(turn.turn_id, None):
             timer.cancel()
 

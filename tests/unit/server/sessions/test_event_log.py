@@ -1,0 +1,132 @@
+import asyncio
+
+import pytest
+from antiphon.v1.session_pb2 import TurnAccepted, TurnCompleted, TurnEvent
+from antiphon.v1.types_pb2 import Delta, GenerationStarted
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon_server.sessions import event_log
+from antiphon_server.sessions.event_log import EventLog, EventReader
+
+
+def delta(text: str) -> TurnEvent:
+    return TurnEvent(delta=Delta(text=text, token_ids=[len(text)]))
+
+
+def begun() -> EventLog:
+    log = EventLog("t", 3)
+    log.append(TurnEvent(accepted=TurnAccepted(frame_id="f", num_before=1)))
+    log.append(TurnEvent(started=GenerationStarted(prompt_tokens=4)))
+    return log
+
+
+def read_all(reader: EventReader) -> list[TurnEvent]:
+    events = []
+    while event := reader.read():
+        events.append(event)
+    return events
+
+
+def check_numbers(events: list[TurnEvent]) -> None:
+    expected = 1
+    for event in events:
+        assert (event.turn_id, event.epoch) == ("t", 3)
+        assert event.first_sequence == expected
+        assert event.sequence >= event.first_sequence
+        expected = event.sequence + 1
+
+
+def test_a_reader_that_falls_behind_gets_deltas_joined():
+    log = begun()
+    reader = log.open_reader(asyncio.Event())
+    for piece in ("a", "bb", "ccc"):
+        log.append(delta(piece))
+
+    events = read_all(reader)
+
+    check_numbers(events)
+    assert [(e.first_sequence, e.sequence) for e in events] == [(1, 1), (2, 2), (3, 5)]
+    assert events[-1].delta.text == "abbccc"
+    assert list(events[-1].delta.token_ids) == [1, 2, 3]
+
+
+def test_accepted_names_the_frame_of_the_reader():
+    log = begun()
+
+    told = [log.open_reader(asyncio.Event(), frame_id=name).read() for name in ("f", "g", "")]
+
+    assert [event.accepted.frame_id for event in told if event] == ["f", "g", ""]
+    assert all(event and event.accepted.num_before == 1 for event in told)
+
+
+def test_readers_are_woken_by_news_and_finish_with_the_terminal_event():
+    log = begun()
+    wake = asyncio.Event()
+    reader = log.open_reader(wake)
+    assert wake.is_set()
+    read_all(reader)
+    wake.clear()
+
+    log.append(TurnEvent(completed=TurnCompleted()))
+
+    assert wake.is_set()
+    assert not reader.finished
+    read_all(reader)
+    assert reader.finished
+
+
+def test_a_long_answer_keeps_few_events_though_nobody_reads():
+    log = begun()
+    for _ in range(20_000):
+        log.append(delta("word "))
+
+    assert len(list(log.events)) <= 2 * event_log.MAX_UNJOINED + 2
+    reader = log.open_reader(asyncio.Event())
+    assert "".join(e.delta.text for e in read_all(reader)) == "word " * 20_000
+
+
+def test_no_joined_piece_is_large():
+    log = begun()
+    for _ in range(100):
+        log.append(delta("x" * 50_000))
+
+    events = read_all(log.open_reader(asyncio.Event()))
+
+    check_numbers(events)
+    assert max(event.ByteSize() for event in events) <= event_log.MAX_JOINED_BYTES + 100
+
+
+def test_nothing_follows_the_terminal_event():
+    log = begun()
+    log.append(TurnEvent(completed=TurnCompleted()))
+
+    with pytest.raises(AssertionError):
+        log.append(delta("late"))
+
+
+@given(st.lists(st.sampled_from(["write", "read 0", "read 1", "open"]), max_size=300))
+def test_however_reads_and_writes_interleave_every_reader_gets_all_of_it(actions: list[str]):
+    log = begun()
+    readers = [log.open_reader(asyncio.Event()) for _ in range(2)]
+    got: list[list[TurnEvent]] = [[], []]
+    written = ""
+    for number, action in enumerate(actions):
+        if action == "write":
+            written += f"{number},"
+            log.append(delta(f"{number},"))
+        elif action == "open":
+            readers.append(log.open_reader(asyncio.Event()))
+            got.append([])
+        else:
+            index = int(action[-1])
+            if event := readers[index].read():
+                got[index].append(event)
+    log.append(TurnEvent(completed=TurnCompleted()))
+
+    for reader, told in zip(readers, got, strict=True):
+        events = told + read_all(reader)
+        check_numbers(events)
+        assert "".join(event.delta.text for event in events) == written
+        assert events[-1].HasField("completed")
+        assert events[-1].sequence == log.last_sequence
