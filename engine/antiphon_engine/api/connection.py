@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable
+from typing import cast
 
 from antiphon_engine.api.frames import FrameError, encode_frame, front_end_reader
 from antiphon_engine.api.messages import ToEngine, ToFrontEnd
@@ -49,8 +50,8 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the event loop."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not every event loop's transports are subclasses, though all have the methods.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
