@@ -151,26 +151,30 @@ def _template_error(words: str) -> AntiphonError:
 
 def _read_sources(directory: Path) -> dict[str, str]:
     """Template files go before the settings' template."""
-    sources: dict[str, str] = {}
-    settings = read_json_object(directory / "tokenizer_config.json").get("chat_template")
-    if isinstance(settings, str):
-        sources["default"] = settings
-    elif isinstance(settings, list):
-        for entry in settings:
-            name, text = (entry.get("name"), entry.get("template")) if entry else (None, None)
-            if not isinstance(name, str) or not isinstance(text, str):
-                raise StartupError(
-                    f"{directory / 'tokenizer_config.json'}: chat_template is a list whose entry "
-                    f"{json.dumps(entry)[:80]} lacks a name or a template"
-                )
-            sources[name] = text
-    elif settings is not None:
-        raise StartupError(
-            f"{directory / 'tokenizer_config.json'}: chat_template is neither text nor a list"
-        )
     text = read_text(directory / "chat_template.jinja")
-    if text is not None:
-        sources = {"default": text}
+    sources = _settings_sources(directory) if text is None else {"default": text}
     for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
         sources[path.stem] = read_text(path) or ""
+    return sources
+
+
+def _settings_sources(directory: Path) -> dict[str, str]:
+    path = directory / "tokenizer_config.json"
+    settings = read_json_object(path).get("chat_template")
+    if settings is None:
+        return {}
+    if isinstance(settings, str):
+        return {"default": settings}
+    if not isinstance(settings, list):
+        raise StartupError(f"{path}: chat_template is neither text nor a list")
+    sources: dict[str, str] = {}
+    for entry in settings:
+        match entry:
+            case {"name": str(name), "template": str(text)}:
+                sources[name] = text
+            case _:
+                raise StartupError(
+                    f"{path}: chat_template is a list whose entry {json.dumps(entry)[:80]} lacks "
+                    "a name or a template"
+                )
     return sources

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 
 _NODE_CHARS = 8
-_MAX_NODES = 1 << 20
+_MAX_NODES = 1 << 18
 _MAX_INT_BITS = 1 << 17
 _WIDE_FIELD = re.compile(r"\d{5,}|\*")
 """A width in a format that no template needs; the star takes it from the arguments."""
@@ -52,11 +52,21 @@ def weigh(value: object) -> int:
         return value.bit_length() // 3 + 1
     if not isinstance(value, list | tuple | dict | set | frozenset):
         return _NODE_CHARS
-    weight = 0
-    for num_nodes, node in enumerate(_nodes(value)):
-        weight += len(node) if isinstance(node, str | bytes) else _NODE_CHARS
+    weight = num_nodes = 0
+    waiting: list[object] = [value]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, str | bytes):
+            weight += len(node)
+        elif isinstance(node, dict):
+            waiting.extend(node)
+            waiting.extend(node.values())
+        elif isinstance(node, list | tuple | set | frozenset):
+            waiting.extend(node)
+        weight += _NODE_CHARS
+        num_nodes += 1
         # Lists that hold the same list twice, nested, are small to make and endless to write out.
-        if num_nodes > _MAX_NODES:
+        if num_nodes + len(waiting) > _MAX_NODES:
             raise TemplateBudgetError("the chat template makes too large a value")
     return weight
 
@@ -88,7 +98,8 @@ def weigh_call(function: object, args: Sequence[object], kwargs: Mapping[str, ob
     Raises:
         TemplateBudgetError: It is larger than anything that a template needs.
     """
-    target = getattr(function, "__self__", None)
+    # The sandbox wraps the methods that format.
+    target = getattr(getattr(function, "__wrapped__", function), "__self__", None)
     name = getattr(function, "__name__", "")
     if not isinstance(target, str | bytes | int):
         return 0
@@ -147,19 +158,6 @@ def _guarded(
         return function(*args, **kwargs)
 
     return guarded
-
-
-def _nodes(value: object) -> Iterator[object]:
-    """Everything in nested containers, as often as it would be written."""
-    waiting = [value]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if isinstance(node, dict):
-            waiting.extend(node.keys())
-            waiting.extend(node.values())
-        elif isinstance(node, list | tuple | set | frozenset):
-            waiting.extend(node)
 
 
 def _length(value: object) -> int:
