@@ -149,14 +149,16 @@ class FakeEngine:
         max_running: int = 64,
         step_interval_s: float = 0.0,
         num_late_tokens: int = 0,
+        deaf: bool = False,
     ) -> None:
         """Further requests wait while `max_running` outputs run.
 
         `num_late_tokens` come of an output after it was finished by the caller, as of an engine
-        that runs ahead.
+        that runs ahead. A `deaf` one answers no cancellation.
         """
         self.script = script
         self.num_late_tokens = num_late_tokens
+        self._deaf = deaf
         self.requests: list[FakeRequest] = []
         self.num_steps = 0
         self.num_prefilled_tokens = 0
@@ -271,7 +273,8 @@ class FakeEngine:
     # What its requests ask for.
 
     def soon(self, function: Callable[[FakeRequest], None], stream: FakeRequest) -> None:
-        asyncio.get_running_loop().call_soon(function, stream)
+        if not self._deaf:
+            asyncio.get_running_loop().call_soon(function, stream)
 
     def settle(self, stream: FakeRequest) -> None:
         """Carries out the cancellation of a request and the finishing of its outputs."""

@@ -36,7 +36,7 @@ class InferenceServer:
         assert len(failures) == 2
         return failures
 
-    async def read_all(self, call: grpc.aio.Call) -> list[object]:
+    async def read_all(self, call: object) -> list[object]:
         """Reads a call of either kind to its end."""
         if isinstance(call, grpc.aio.UnaryUnaryCall):
             return [await call]
@@ -58,9 +58,11 @@ class InferenceServer:
 
 
 @asynccontextmanager
-async def inference_server(model: ServedModel, offload: Offload) -> AsyncIterator[InferenceServer]:
+async def inference_server(
+    model: ServedModel, offload: Offload, *, generator: Generator | None = None
+) -> AsyncIterator[InferenceServer]:
     """Serves one model until the block ends."""
-    generator = Generator(model, offload=offload)
+    generator = generator or Generator(model, offload=offload)
     request_ids = itertools.count(1)
     interceptor = CallInterceptor(
         count_call=nullcontext,

@@ -1,5 +1,6 @@
 """Every stream ends exactly once, with a reason and with usage."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -138,20 +139,91 @@ async def test_generation_cancelled_in_the_queue_completes(
     assert bench.generator.admission.num_waiting == 0
 
 
+def stuck_bench(text: TextSide, offload: Offload) -> tuple[Bench, FakeEngine]:
+    """One whose engine neither steps nor hears."""
+    engine = FakeEngine(deaf=True)
+    engine.hold()
+    return Bench.of(served_model(text, engine), offload), engine
+
+
+@pytest.mark.parametrize("reads_first", [False, True])
 async def test_cancellation_does_not_wait_for_an_engine_that_is_stuck(
+    reads_first: bool, text: TextSide, offload: Offload
+) -> None:
+    bench, engine = stuck_bench(text, offload)
+    generation = bench.start()
+    events: list[object] = []
+    reading = asyncio.ensure_future(collect(generation.events(), events))
+    if reads_first:
+        await asyncio.sleep(0.01)
+
+    generation.cancel()
+    await reading
+
+    check_events(events, 1)
+    assert finish_of(events).finish_reason == FinishReason.FINISH_REASON_CANCELLED
+    assert not engine.requests[0].ended
+    assert bench.generator.admission.num_waiting == 0
+
+
+async def test_deadline_does_not_wait_for_an_engine_that_is_stuck(
+    text: TextSide, offload: Offload
+) -> None:
+    bench, _ = stuck_bench(text, offload)
+    generation = bench.start(deadline_s=0.03)
+
+    with pytest.raises(AntiphonError) as caught:
+        await collect(generation.events(), [])
+
+    assert caught.value.reason is ErrorReason.TIMEOUT
+    assert "still waited" in caught.value.message
+
+
+async def test_close_ends_a_wait_that_has_begun(text: TextSide, offload: Offload) -> None:
+    bench, _ = stuck_bench(text, offload)
+    generation = bench.start()
+    events: list[object] = []
+    reading = asyncio.ensure_future(collect(generation.events(), events))
+    await asyncio.sleep(0.01)
+
+    generation.close()
+    await reading
+
+    assert events == []
+
+
+async def test_request_counts_as_waiting_until_it_has_begun(
     text: TextSide, offload: Offload
 ) -> None:
     engine = FakeEngine()
     engine.hold()
     bench = Bench.of(served_model(text, engine), offload)
+    admission = bench.generator.admission
     generation = bench.start()
-    engine.requests[0].cancel_asked = True  # As if the word of it were on its way for ever.
+    before = (admission.num_waiting, admission.num_running)
 
-    generation.cancel()
-    events = [event async for event in generation.events()]
+    engine.step()
+    await anext(generation.events())
 
-    check_events(events, 1)
-    assert finish_of(events).finish_reason == FinishReason.FINISH_REASON_CANCELLED
+    assert before == (1, 0)
+    assert (admission.num_waiting, admission.num_running) == (0, 1)
+    generation.close()
+
+
+async def test_timings_are_spans_in_their_order(text: TextSide, offload: Offload) -> None:
+    engine = FakeEngine(step_interval_s=0.005)
+    bench = Bench.of(served_model(text, engine), offload)
+
+    _, events = await bench.run(GenerationConfig(stop=StopConditions(max_output_tokens=4)))
+
+    timings = events[-1].timings  # type: ignore[union-attr]
+    queue, prefill, decode, first = (
+        span.ToNanoseconds()
+        for span in (timings.queue, timings.prefill, timings.decode, timings.time_to_first_token)
+    )
+    assert min(queue, prefill, decode) > 0
+    assert queue + prefill == first
+    assert timings.num_steps == 4
 
 
 async def test_cancel_after_the_end_changes_nothing(text: TextSide, offload: Offload) -> None:

@@ -125,6 +125,23 @@ async def test_burst_is_cut_into_deltas_of_bounded_size(
     assert offload.num_pending == 0
 
 
+async def test_long_silence_is_cut_into_deltas_of_bounded_size(
+    text: TextSide, offload: Offload
+) -> None:
+    silent = sorted(text.tokenizer.special_ids - text.tokenizer.end_ids)[0]
+    (shown,) = text.tokenizer.encode("x", add_special_tokens=False, allow_special_tokens=False)
+    engine = FakeEngine(script=fixed_ids(*[silent] * 240, shown))
+    bench = Bench.of(served_model(text, engine), offload)
+
+    generation, events = await bench.run(GenerationConfig(output=OutputOptions(top_logprobs=20)))
+
+    deltas = deltas_of(events)
+    told = [entry.chosen.token_id for delta in deltas for entry in delta.logprobs]
+    assert text_of(events) == "x"
+    assert told == generation.outputs[0].token_ids
+    assert max(len(delta.logprobs) for delta in deltas) <= MAX_DELTA_ENTRIES // 22
+
+
 @pytest.mark.parametrize("num_tokens", [0, 1, 3, 4, 9])
 def test_split_keeps_everything_in_order_and_the_end_last(num_tokens: int) -> None:
     whole = NewTokens(token_ids=list(range(num_tokens)))

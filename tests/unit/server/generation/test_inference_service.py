@@ -29,9 +29,10 @@ from antiphon.v1.types_pb2 import (
 )
 
 from antiphon_engine.api.handle import EngineState
+from antiphon_server.generation import Generation, GenerationSpec, Generator
 from antiphon_server.offload import Offload
 from antiphon_server.served_model import ServedLimits
-from support.fake_engine import FACTS, FakeEngine
+from support.fake_engine import FACTS, FakeEngine, fixed_ids
 from support.generations import check_events, finish_of, text_of
 from support.inference_server import InferenceServer, inference_server
 from support.served_models import LIMITS, TextSide, served_model
@@ -236,7 +237,7 @@ async def test_call_cancelled_while_its_reader_has_stopped_leaves_the_engine(
         request.config.output.top_logprobs = 20
         call = server.stub.StreamGenerate(request)
         await call.read()
-        await wait_until(lambda: len(engine.requests[0].outputs[0].token_ids) > 10_000)
+        await wait_until(lambda: len(engine.requests[0].outputs[0].token_ids) > 5_000)
 
         call.cancel()
 
@@ -321,22 +322,67 @@ async def test_engine_that_dies_fails_what_runs_and_what_comes(setup: Setup) -> 
 async def test_answer_beyond_a_message_is_refused_early_and_streams_whole(
     text: TextSide, offload: Offload
 ) -> None:
-    facts = msgspec.structs.replace(FACTS, context_tokens=20_000, kv_cache_tokens=20_000)
-    engine = FakeEngine(facts=facts)
+    facts = msgspec.structs.replace(
+        FACTS, vocabulary_size=2**31, context_tokens=700_000, kv_cache_tokens=700_000
+    )
+    engine = FakeEngine(facts=facts, script=fixed_ids(5))
     async with inference_server(served_model(text, engine), offload) as server:
-        request = say_on(10_500, top_logprobs=20)
+        request = say_on(200, top_logprobs=20, prompt_token_ids=True)
         request.config.stop.ignore_eos = True
+        # The report of the prompt alone is a little below the bound.
+        prompt_ids = [2**31 - 1] * 628_000
+        request.prompt.CopyFrom(Prompt(token_ids=TokenIds(ids=prompt_ids)))
 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await server.stub.Generate(request)
         num_tokens = len(engine.requests[0].outputs[0].token_ids)
         responses = [response async for response in server.stub.StreamGenerate(request)]
 
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert server.reason_of(caught.value) == "RESPONSE_TOO_LARGE"
-        assert num_tokens < 10_500
-        assert sum(len(response.delta.logprobs) for response in responses) == 10_500
-        assert max(response.ByteSize() for response in responses) <= 3 << 20
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert server.reason_of(caught.value) == "RESPONSE_TOO_LARGE"
+    assert num_tokens < 200
+    parts = [response.prompt_part for response in responses]
+    assert sum(len(part.token_ids) for part in parts) == len(prompt_ids)
+    assert sum(len(response.delta.logprobs) for response in responses) == 200
+    assert max(response.ByteSize() for response in responses) <= 1 << 20
+
+
+async def test_overload_is_refused_before_any_work_on_the_prompt(setup: Setup) -> None:
+    setup.engine.set_state(EngineState.DOWN)
+    request = say_on(1)
+    request.prompt.token_ids.ids.append(FACTS.vocabulary_size)
+
+    for failed in await setup.server.failures_of(request):
+        assert setup.server.reason_of(failed) == "ENGINE_DOWN"
+
+
+class SpecRecorder(Generator):
+    """Keeps what it is asked to start."""
+
+    def start(self, spec: GenerationSpec) -> Generation:
+        self.spec = spec
+        return super().start(spec)
+
+
+@pytest.mark.parametrize("method", ["Generate", "StreamGenerate"])
+async def test_deadline_and_trace_of_the_call_go_with_the_request(
+    method: str, text: TextSide, offload: Offload
+) -> None:
+    model = served_model(text, FakeEngine())
+    recorder = SpecRecorder(model, offload=offload)
+    trace = f"00-{7:032x}-{8:016x}-01"
+    async with inference_server(model, offload, generator=recorder) as server:
+        method_stub = getattr(server.stub, method)
+
+        await server.read_all(method_stub(say_on(1)))
+        without = recorder.spec
+        await server.read_all(method_stub(say_on(1), timeout=50, metadata=[("traceparent", trace)]))
+
+    assert (without.deadline_ns, without.traceparent) == (None, "")
+    assert recorder.spec.traceparent == trace
+    assert recorder.spec.deadline_ns is not None
+    left_s = (recorder.spec.deadline_ns - recorder.spec.received_ns) / 1e9
+    assert 40 < left_s < 60
 
 
 async def test_many_streams_at_once_are_each_as_if_alone(setup: Setup) -> None:

@@ -303,59 +303,6 @@ def test_end_ids_are_the_union_and_can_be_ignored_unlike_stop_ids(byte_level: Te
     assert heeded.stop.stop_ids == ignored.stop.stop_ids == (7,)
 
 
-@pytest.mark.parametrize(
-    ("prompt_tokens", "asked", "budget"),
-    [
-        (254, 1, 1),
-        (254, 2, 2),
-        (254, None, 2),
-        (255, 1, 1),
-        (255, None, 1),
-        (100, 156, 156),
-        (1, None, 255),
-    ],
-)
-def test_what_fits_the_context_gets_its_budget(
-    prompt_tokens: int, asked: int | None, budget: int, model: ServedModel
-) -> None:
-    config = GenerationConfig(stop=StopConditions(max_output_tokens=asked))
-
-    resolved = resolve(config, model, prompt_tokens=prompt_tokens)
-
-    assert resolved.stop.max_output_tokens == budget
-    assert resolved.effective.stop.max_output_tokens == budget
-    assert resolved.fills_context == (asked is None)
-
-
-@pytest.mark.parametrize(
-    ("prompt_tokens", "asked"),
-    [(254, 3), (255, 2), (256, 1), (256, 2), (256, None), (257, 1), (257, None), (100, 157)],
-)
-def test_what_does_not_fit_is_refused_with_the_three_numbers(
-    prompt_tokens: int, asked: int | None, model: ServedModel
-) -> None:
-    config = GenerationConfig(stop=StopConditions(max_output_tokens=asked))
-
-    with pytest.raises(AntiphonError) as caught:
-        resolve(config, model, prompt_tokens=prompt_tokens)
-
-    numbers = {"limit": "256", "prompt": str(prompt_tokens), "asked": str(asked or 1)}
-    assert caught.value.reason is ErrorReason.CONTEXT_LENGTH_EXCEEDED
-    assert caught.value.metadata == numbers
-    for number in numbers.values():
-        assert number in caught.value.message
-
-
-def test_min_tokens_beyond_the_context_are_refused(model: ServedModel) -> None:
-    config = GenerationConfig(stop=StopConditions(min_output_tokens=10))
-
-    with pytest.raises(AntiphonError) as caught:
-        resolve(config, model, prompt_tokens=250)
-
-    assert caught.value.reason is ErrorReason.CONTEXT_LENGTH_EXCEEDED
-    assert caught.value.metadata["asked"] == "10"
-
-
 @pytest.mark.parametrize(("asked", "number"), [(None, 1), (1, 1), (4, 4)])
 def test_number_of_outputs(asked: int | None, number: int, model: ServedModel) -> None:
     assert resolve_num_outputs(asked, model=model, path="num_outputs") == number
