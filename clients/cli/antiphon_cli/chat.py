@@ -9,7 +9,8 @@ from uuid import uuid4
 from antiphon.v1 import session_pb2, types_pb2
 
 from antiphon_cli.config_flags import add_config, add_target, config_of
-from antiphon_cli.outcome import WRONG_USE, complain, explain, report
+from antiphon_cli.failures import explain, report
+from antiphon_cli.outcome import WRONG_USE, complain
 from antiphon_cli.terminal import edit_lines, note, say, visible
 from antiphon_client import (
     Cancelled,

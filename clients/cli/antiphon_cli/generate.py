@@ -8,7 +8,8 @@ from antiphon.v1 import inference_pb2, types_pb2
 from google.protobuf import json_format
 
 from antiphon_cli.config_flags import add_config, add_target, config_of
-from antiphon_cli.outcome import INTERRUPTED, WRONG_USE, complain, report
+from antiphon_cli.failures import report
+from antiphon_cli.outcome import INTERRUPTED, WRONG_USE, complain
 from antiphon_cli.terminal import note, say
 from antiphon_client import (
     ServerError,

@@ -191,3 +191,14 @@ def test_talking_loads_neither_the_server_nor_torch():
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert ran.stdout == "[]\n"
+
+
+def test_serving_leaves_it_to_the_server_to_load_grpc():
+    code = (
+        "import sys; from antiphon_cli.main import main; "
+        "main(['serve', '--quantization', 'x']); print('grpc' in sys.modules)"
+    )
+
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert ran.stdout == "False\n"

@@ -1,0 +1,25 @@
+"""What a server's failures look like to the person who asked."""
+
+from antiphon_cli.outcome import FAILED, NOT_REACHABLE, complain
+from antiphon_client import NotReachable, ServerError
+
+
+def explain(error: ServerError, target: str) -> str:
+    """Returns one line for the person who asked: what happened and what to do."""
+    if isinstance(error, NotReachable):
+        return (
+            f"no server answers at {target}; start one with `antiphon serve`, "
+            "or name another with --target"
+        )
+    text = " ".join(error.message.split()) or error.code.name
+    if error.reason:
+        text += f" ({error.reason})"
+    if error.retry_delay_s:
+        text += f"; try again in {error.retry_delay_s:.1f} s"
+    return text
+
+
+def report(error: ServerError, target: str) -> int:
+    """Complains about `error` and returns the exit status that goes with it."""
+    complain(explain(error, target))
+    return NOT_REACHABLE if isinstance(error, NotReachable) else FAILED
