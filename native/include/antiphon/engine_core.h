@@ -29,11 +29,11 @@ struct CoreConfig {
 };
 
 struct SubmitSpec {
-  std::span<const TokenId> prompt;
+  std::span<const TokenId> prompt = {};
   ScopeId scope = 0;
   std::int32_t max_output_tokens = 0;
-  std::span<const TokenId> end_ids;
-  std::span<const TokenId> stop_ids;
+  std::span<const TokenId> end_ids = {};
+  std::span<const TokenId> stop_ids = {};
   std::uint64_t seed = 0;
   std::int32_t output_index = 0;
   std::int32_t priority = 0;

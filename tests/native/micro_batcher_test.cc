@@ -1,0 +1,64 @@
+#include "antiphon/micro_batcher.h"
+
+#include <gtest/gtest.h>
+
+namespace antiphon {
+namespace {
+
+MicroBatcher Make(std::int32_t max_rows, std::int32_t max_step_tokens,
+                  std::int32_t chunk_tokens = 0) {
+  MicroBatcher batcher({.block_tokens = 4,
+                        .max_rows = max_rows,
+                        .max_step_tokens = max_step_tokens,
+                        .chunk_tokens = chunk_tokens});
+  batcher.Begin(/*max_table_deltas=*/100);
+  return batcher;
+}
+
+TEST(MicroBatcher, LastChunkMayEndAnywhere) {
+  EXPECT_EQ(Make(4, 16).ChunkFor(/*start=*/8, /*remaining=*/7), 7);
+}
+
+TEST(MicroBatcher, OtherChunksEndOnABlockEdgeOfThePrompt) {
+  EXPECT_EQ(Make(4, 15).ChunkFor(/*start=*/0, /*remaining=*/40), 12);
+  EXPECT_EQ(Make(4, 15).ChunkFor(/*start=*/8, /*remaining=*/40), 12);
+}
+
+TEST(MicroBatcher, ChunkIsBoundedByItsOwnLimit) {
+  EXPECT_EQ(Make(4, 16, /*chunk_tokens=*/9).ChunkFor(0, 40), 8);
+  EXPECT_EQ(Make(4, 16, /*chunk_tokens=*/9).ChunkFor(0, 9), 9);
+}
+
+TEST(MicroBatcher, NoChunkWhereLessThanABlockIsLeft) {
+  MicroBatcher batcher = Make(4, 16);
+  ASSERT_TRUE(batcher.Take(/*num_tokens=*/13, /*num_table_deltas=*/0));
+
+  EXPECT_EQ(batcher.ChunkFor(0, 40), 0);
+  EXPECT_EQ(batcher.ChunkFor(0, 3), 3);
+}
+
+TEST(MicroBatcher, TakesNoRowBeyondAnyLimit) {
+  MicroBatcher batcher = Make(2, 16);
+
+  EXPECT_FALSE(batcher.Take(17, 0));
+  EXPECT_FALSE(batcher.Take(1, 101));
+  EXPECT_TRUE(batcher.Take(1, 60));
+  EXPECT_FALSE(batcher.Take(1, 41));
+  EXPECT_TRUE(batcher.Take(1, 40));
+  EXPECT_FALSE(batcher.Take(1, 0));
+  EXPECT_EQ(batcher.tokens_left(), 14);
+}
+
+TEST(MicroBatcher, LeavesABlockOfBudgetToAPromptBesideAllThatDecode) {
+  EXPECT_EQ(Make(64, 16).max_running(), 13);
+  EXPECT_EQ(Make(8, 16).max_running(), 8);
+  EXPECT_EQ(Make(8, 4).max_running(), 1);
+}
+
+TEST(MicroBatcher, RefusesLimitsUnderWhichNoPromptGetsOn) {
+  EXPECT_THROW(Make(4, 3), InvariantError);
+  EXPECT_THROW(Make(4, 16, /*chunk_tokens=*/3), InvariantError);
+}
+
+}  // namespace
+}  // namespace antiphon
