@@ -175,10 +175,7 @@ class Server:
     ) -> None:
         server = self._ports.main.server
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
-            # Methods that are not built are refused by the interceptor.
-            InferenceService(  # type: ignore[abstract]
-                models=models, generators=generators, offload=self._offload
-            ),
+            InferenceService(models=models, generators=generators, offload=self._offload),
             server,
         )
         session_pb2_grpc.add_SessionServiceServicer_to_server(SessionService(registry), server)

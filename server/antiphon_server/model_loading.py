@@ -25,6 +25,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 class TextSide:
     """What of a model is known before its engine runs."""
 
+    name: str
+    """`models/{model}`."""
     info: CheckpointInfo
     tokenizer: Tokenizer
     renderer: PromptRenderer
@@ -34,24 +36,21 @@ def load_text_side(config: Config, checkpoint: Path, info: CheckpointInfo) -> Te
     """Reads tokenizer and chat template. Takes up to seconds; blocks.
 
     Raises:
-        StartupError: one of them is broken, or the template that the settings name is not there.
+        StartupError: one of them is broken, or what the settings say of the model is.
     """
+    name = f"models/{model_name(config)}"
     tokenizer = Tokenizer.load(checkpoint)
     override = Path(config.model.chat_template) if config.model.chat_template else None
     template = ChatTemplate.load(checkpoint, override=override)
     return TextSide(
-        info=info, tokenizer=tokenizer, renderer=PromptRenderer(tokenizer, template)
+        name=name, info=info, tokenizer=tokenizer, renderer=PromptRenderer(tokenizer, template)
     )
 
 
 def served_model(config: Config, text: TextSide, engine: EngineHandle) -> ServedModel:
-    """Returns what an engine serves.
-
-    Raises:
-        StartupError: the settings give it a name that is none.
-    """
+    """Returns what an engine serves."""
     return ServedModel(
-        name=f"models/{model_name(config)}",
+        name=text.name,
         tokenizer=text.tokenizer,
         renderer=text.renderer,
         engine=engine,

@@ -1,6 +1,7 @@
 """Runs a server in the foreground until it is told to stop."""
 
 import asyncio
+import atexit
 import contextlib
 import os
 import signal
@@ -128,8 +129,14 @@ async def _in_thread(function: Callable[[], T]) -> T:
             with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
                 loop.call_soon_threadsafe(settle, outcome)
 
-    threading.Thread(target=work, name="load", daemon=True).start()
-    return await future
+    thread = threading.Thread(target=work, name="load", daemon=True)
+    thread.start()
+    try:
+        return await future
+    except asyncio.CancelledError:
+        # Native code that is still at work must not see the interpreter taken down around it.
+        atexit.register(lambda: os._exit(0) if thread.is_alive() else None)
+        raise
 
 
 async def _either(start: "asyncio.Task[EngineLink]", stop: asyncio.Event) -> None:

@@ -23,9 +23,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.tiny_checkpoints import make_checkpoint
 from support.tiny_tokenizers import save_byte_level_tokenizer
 
-READY_LIMIT_S = 60.0
-ENGINE_PROCESS = re.compile(rb"antiphon_engine")
-
 
 @dataclass
 class Command:
@@ -134,9 +131,11 @@ def test_server_says_where_it_serves_answers_and_ends_with_zero(runner: Runner) 
         answer = generate(channel, 5)
         status = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
     (engine_pid,) = children_of(command.process.pid)
+    front_end_maps = Path(f"/proc/{command.process.pid}/maps").read_text()
 
     exit_status, log = command.end()
 
+    assert "libtorch" not in front_end_maps
     assert re.fullmatch(r"Antiphon serves models/tiny-qwen2 on 127\.0\.0\.1:\d+", line)
     assert answer.usage.output_tokens == 5
     assert status.status == health_pb2.HealthCheckResponse.SERVING
@@ -144,23 +143,15 @@ def test_server_says_where_it_serves_answers_and_ends_with_zero(runner: Runner) 
     assert not Path(f"/proc/{engine_pid}").exists()
 
 
-def test_interrupt_ends_the_server_with_zero(runner: Runner) -> None:
+def test_server_that_is_still_loading_ends_when_told(runner: Runner) -> None:
     command = runner.start()
-    command.read_ready_line()
+    assert command.process.stderr is not None
+    assert "settings" in command.process.stderr.readline()
 
     exit_status, log = command.end(signal.SIGINT)
 
     assert exit_status == 0, log
     assert "Traceback" not in log
-
-
-def test_server_that_is_still_loading_ends_when_told(runner: Runner) -> None:
-    command = runner.start()
-    time.sleep(2)
-
-    exit_status, log = command.end()
-
-    assert exit_status == 0, log
 
 
 def test_second_signal_ends_the_server_though_a_call_runs(runner: Runner) -> None:
@@ -205,16 +196,10 @@ def test_second_server_on_a_port_fails_at_once_and_names_it(runner: Runner) -> N
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--listen", "nonsense"], "write HOST:PORT"),
-        (["--listen", "unix:" + "a" * 200], "the system takes 107"),
         (["--listen", "unix:/nonexistent/a.sock"], "the folder does not exist"),
         (["--listen", "0.0.0.0:0"], "--insecure"),
-        (["--set", "engine.max_modle_len=5"], "no setting 'engine.max_modle_len'"),
         (["--set", "engine.max_rowz=5"], "did you mean engine.max_rows?"),
-        (["--set", "engine.max_rows=0"], "from 1 to 4096"),
         (["--model", "/nonexistent"], "/nonexistent"),
-        (["--store", "redis://localhost"], "SQLite"),
-        (["--device", "cuda"], "cuda"),
         (["--set", "model.chat_template=/nonexistent.jinja"], "/nonexistent.jinja"),
         (["--set", "model.name=a/b"], "model.name"),
     ],
@@ -287,15 +272,3 @@ def test_engine_that_stops_answering_turns_health_and_is_replaced(runner: Runner
     )
     assert told == [serving, not_serving, serving]
     assert answer.usage.output_tokens == 2
-
-
-def test_front_end_never_loads_torch(runner: Runner) -> None:
-    command = runner.start()
-    address = address_in(command.read_ready_line())
-    with grpc.insecure_channel(address) as channel:
-        generate(channel, 3)
-
-    mapped = Path(f"/proc/{command.process.pid}/maps").read_text()
-
-    assert "libtorch" not in mapped
-    assert "grpc" in mapped

@@ -109,11 +109,17 @@ async def test_prompt_is_rendered_as_the_model_gets_it(running: RunningServer) -
     assert rendered.token_ids
 
 
-async def test_tokens_that_no_message_holds_are_refused_before_they_are_sent(
+async def test_text_that_no_message_holds_is_refused_before_it_is_sent(
     running: RunningServer,
 ) -> None:
+    longest = max(
+        range(1000), key=lambda token_id: len(running.model.tokenizer.token_bytes(token_id))
+    )
+    length = len(token_bytes(longest))
+    token_ids = [longest] * ((3 << 20) // length + 1)
+
     error = await refused(
-        running.tokenizer.Tokenize(model_pb2.TokenizeRequest(text="q7" * 1_500_000))
+        running.tokenizer.Detokenize(model_pb2.DetokenizeRequest(token_ids=token_ids))
     )
 
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
