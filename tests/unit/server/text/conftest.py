@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from antiphon_server.text.chat_template import ChatTemplate
+from antiphon_server.text.prompt_renderer import PromptRenderer
 from antiphon_server.text.tokenizer import Tokenizer
 from support.tiny_tokenizers import (
     save_byte_fallback_tokenizer,
@@ -15,7 +18,7 @@ from support.tiny_tokenizers import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pair:
     """Our tokenizer and transformers' for the same directory."""
 
@@ -55,3 +58,14 @@ def byte_level(pairs: dict[str, Pair]) -> Pair:
 @pytest.fixture
 def byte_fallback(pairs: dict[str, Pair]) -> Pair:
     return pairs["byte_fallback"]
+
+
+@pytest.fixture(scope="session")
+def renderer_of() -> Callable[[Pair, str], PromptRenderer]:
+    """Makes each renderer once: compiling a template takes longer than most tests."""
+
+    @cache
+    def make(pair: Pair, source: str) -> PromptRenderer:
+        return PromptRenderer(pair.ours, ChatTemplate({"default": source}))
+
+    return make
