@@ -112,9 +112,8 @@ async def test_prompt_is_rendered_as_the_model_gets_it(running: RunningServer) -
 async def test_text_that_no_message_holds_is_refused_before_it_is_sent(
     running: RunningServer,
 ) -> None:
-    longest = max(
-        range(1000), key=lambda token_id: len(running.model.tokenizer.token_bytes(token_id))
-    )
+    token_bytes = running.model.tokenizer.token_bytes
+    longest = max(range(1000), key=lambda token_id: len(token_bytes(token_id)))
     length = len(token_bytes(longest))
     token_ids = [longest] * ((3 << 20) // length + 1)
 
@@ -243,19 +242,19 @@ async def test_reflection_lists_the_services_of_the_port(
 
 
 async def test_message_over_the_bound_is_refused_with_both_sizes(tmp_path: Path) -> None:
-    async with running_server(tmp_path, settings=["server.max_message_bytes=1MiB"]) as running:
-        request = inference_pb2.GenerateRequest(prompt=types_pb2.Prompt(text="x" * (2 << 20)))
+    async with running_server(tmp_path, settings=["server.max_message_bytes=128KiB"]) as running:
+        request = inference_pb2.GenerateRequest(prompt=types_pb2.Prompt(text="x" * (256 << 10)))
 
         error = await refused(running.inference.Generate(request))
         under = await refused(
             running.inference.Generate(
-                inference_pb2.GenerateRequest(prompt=types_pb2.Prompt(text="x y" * 300_000))
+                inference_pb2.GenerateRequest(prompt=types_pb2.Prompt(text="x y" * 30_000))
             )
         )
 
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert str(request.ByteSize()) in error.details()
-    assert str(1 << 20) in error.details()
+    assert str(128 << 10) in error.details()
     assert details_of(under)["ErrorInfo"].reason == "CONTEXT_LENGTH_EXCEEDED"
 
 
