@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
@@ -140,12 +141,15 @@ class Server:
         Idempotent.
 
         Returns:
-            How many calls were cut off.
+            How many calls and turns were cut off.
         """
+        deadline_s = time.monotonic() + limit_s
         self.supervision.begin_drain()
         if self._registry is not None:
             self._registry.drain(time_left_s=limit_s)
         num_cut_off = await self.supervision.wait_idle(limit_s)
+        if self._registry is not None:  # Turns go on without a call where their stream has left.
+            num_cut_off += await self._registry.wait_turns(max(0, deadline_s - time.monotonic()))
         await self._ports.main.server.stop(0)
         await self.supervision.wait_idle(_CUT_OFF_S)
         registry, self._registry = self._registry, None

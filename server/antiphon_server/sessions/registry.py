@@ -35,6 +35,7 @@ from antiphon_server.sessions.store import SessionStore
 from antiphon_server.sessions.surroundings import Surroundings
 from antiphon_server.sessions.sweeper import Sweeper
 from antiphon_server.sessions.times import NS_PER_S, to_timestamp
+from antiphon_server.sessions.turn import LiveTurn
 from antiphon_server.sessions.turn_request import fingerprint
 from antiphon_server.status import to_failure
 
@@ -108,6 +109,19 @@ class SessionRegistry:
         self._drain = (error, time_left)
         for session in self._loaded.values():
             session.drain(error, time_left)
+
+    async def wait_turns(self, limit_s: float) -> int:
+        """Waits until no turn is left, also of those that no stream watches.
+
+        Returns:
+            How many are left after `limit_s`.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while turns := self._live_turns():
+                    await turns[0].ended.wait()
+                    await asyncio.sleep(0)
+        return len(self._live_turns())
 
     async def close(self) -> None:
         """Ends all turns at once and lets go of all sessions."""
@@ -210,6 +224,9 @@ class SessionRegistry:
             self._loaded.pop(row.key, None)
         if await self._surroundings.store.expire_session(row.key, row.expire_ns):
             self._num_sessions -= 1
+
+    def _live_turns(self) -> list[LiveTurn]:
+        return [turn for session in self._loaded.values() for turn in session.live_turns]
 
     async def _find(self, key: SessionKey) -> LiveSession:
         """Returns a session, from memory or the store. At most one call loads it."""

@@ -297,3 +297,51 @@ async def test_running_call_is_cut_off_at_the_limit(tmp_path: Path) -> None:
             grpc.StatusCode.CANCELLED,
         )
         assert engine.requests[0].cancel_asked
+
+
+async def test_turn_whose_stream_has_left_may_end_before_the_server_does(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    async with running_server(tmp_path, engine=engine) as running:
+        engine.hold()
+        name = (await running.sessions.CreateSession(session_pb2.CreateSessionRequest())).name
+        message = types_pb2.ChatMessage(role=types_pb2.ROLE_USER, text="Hi")
+        turn = session_pb2.StartTurn(
+            turn_id="t",
+            items=[types_pb2.Item(message=message)],
+            config=types_pb2.GenerationConfig(
+                stop=types_pb2.StopConditions(max_output_tokens=3, ignore_eos=True)
+            ),
+        )
+        call = running.sessions.RunTurn(session_pb2.RunTurnRequest(session=name, turn=turn))
+        await until_submitted(engine)
+        call.cancel()
+        await running.server.supervision.wait_idle(10)
+
+        closing = asyncio.create_task(running.server.close(30))
+        await asyncio.sleep(0)
+        engine.release()
+
+        assert await closing == 0
+
+    async with running_server(tmp_path, checkpoint=tmp_path / "tokenizer") as running:
+        ended = await running.sessions.GetTurn(session_pb2.GetTurnRequest(name=f"{name}/turns/t"))
+    assert ended.state == session_pb2.Turn.STATE_COMPLETED
+    assert ended.usage.output_tokens == 3
+
+
+async def test_idle_stream_is_sent_away_and_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as running:
+        stream = running.sessions.Converse()
+        opening = session_pb2.OpenSession(create=session_pb2.CreateSessionRequest())
+        await stream.write(session_pb2.ConverseRequest(open=opening))
+        opened = await stream.read()
+
+        closing = asyncio.create_task(running.server.close(60))
+        told = await stream.read()
+        error = await refused(stream.read())
+
+        assert opened.HasField("opened")
+        assert told.go_away.reason == types_pb2.GoAway.REASON_DRAINING
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert details_of(error)["ErrorInfo"].reason == "DRAINING"
+        assert await asyncio.wait_for(closing, 20) == 0
