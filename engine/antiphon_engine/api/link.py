@@ -296,7 +296,7 @@ class EngineLink:
                 timeout=_HEARTBEAT_S,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            if connection.lost.done() and not self._loaded.done():
+            if _is_gone(process, connection) and not self._loaded.done():
                 return f"The engine ended while it loaded the model ({await _ending(process)})"
         return self._loaded.result()
 
@@ -310,8 +310,8 @@ class EngineLink:
                 self._heartbeat_sent = True
                 connection.send(ReadStats(query_id=_HEARTBEAT_ID))
             await asyncio.wait({connection.lost}, timeout=min(_HEARTBEAT_S, limit_s / 4))
-            if connection.lost.done():
-                return f"The engine ended ({await _ending(process)}; {connection.lost.result()})"
+            if _is_gone(process, connection):
+                return f"The engine ended ({await _ending(process)})"
             silence_s = loop.time() - connection.last_heard_s
             if silence_s > 2 * limit_s:
                 return f"The engine has given no sign of life for {silence_s:.1f} s"
@@ -345,6 +345,10 @@ class EngineLink:
             self._state = state
             for callback in self._callbacks:
                 callback(state)
+
+
+def _is_gone(process: EngineProcess, connection: EngineConnection) -> bool:
+    return connection.lost.done() or process.process.returncode is not None
 
 
 async def _ending(process: EngineProcess) -> str:

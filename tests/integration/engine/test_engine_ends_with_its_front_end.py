@@ -1,0 +1,124 @@
+"""An engine process never outlives its front end for long, whatever it is doing."""
+
+import asyncio
+import os
+import signal
+import sys
+from array import array
+from pathlib import Path
+
+import pytest
+
+from antiphon_engine.api.config import EngineConfig
+from antiphon_engine.api.frames import encode_frame, front_end_reader
+from antiphon_engine.api.messages import (
+    Answer,
+    GenerationRequest,
+    LoadProgress,
+    ReadStats,
+    Ready,
+    SamplingParams,
+    StopParams,
+    Submit,
+    ToFrontEnd,
+)
+from antiphon_engine.api.process import EngineLogging, EngineProcess, EngineStart, spawn_engine
+from support.scripted_engine import Script, write_script
+
+FROZEN = 66
+LIMIT_S = 2.0
+"""What the engine promises, from the front end's end to its own."""
+
+FRONT_END = """
+import asyncio, sys
+from pathlib import Path
+from antiphon_engine.api.config import EngineConfig
+from antiphon_engine.api.link import EngineLink
+
+async def main():
+    link = await EngineLink.start(EngineConfig(), Path("."), command=sys.argv[1:])
+    print(link.process_id, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def spawn(tmp_path: Path, script: Script) -> EngineProcess:
+    command = write_script(tmp_path / "script.json", script)
+    start = EngineStart(config=EngineConfig(), checkpoint=str(tmp_path), logging=EngineLogging())
+    return await spawn_engine(command, start)
+
+
+async def hear(engine: EngineProcess, kind: type[ToFrontEnd]) -> None:
+    """Reads until a message of this kind comes."""
+    loop, reader = asyncio.get_running_loop(), front_end_reader()
+    engine.link.setblocking(False)
+    async with asyncio.timeout(60):
+        while True:
+            messages = reader.feed(await loop.sock_recv(engine.link, 1 << 16))
+            if any(isinstance(message, kind) for message in messages):
+                return
+
+
+async def test_idle_engine_ends_when_the_link_is_closed(tmp_path: Path) -> None:
+    engine = await spawn(tmp_path, Script())
+    await hear(engine, Ready)
+
+    engine.link.close()
+
+    assert await asyncio.wait_for(engine.process.wait(), LIMIT_S) == 0
+
+
+async def test_engine_ends_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    engine = await spawn(tmp_path, Script(freeze_on={str(FROZEN): 600.0}))
+    await hear(engine, Ready)
+    frozen = GenerationRequest(
+        prompt=array("i", [FROZEN]).tobytes(),
+        sampling=SamplingParams(seed=0),
+        stop=StopParams(max_output_tokens=1),
+    )
+    engine.link.send(
+        encode_frame(Submit(request_id=1, request=frozen)) + encode_frame(ReadStats(query_id=1))
+    )
+    # Answered just before the step.
+    await hear(engine, Answer)
+
+    engine.link.close()
+
+    assert await asyncio.wait_for(engine.process.wait(), LIMIT_S) != 0
+
+
+async def test_engine_ends_while_it_loads(tmp_path: Path) -> None:
+    engine = await spawn(tmp_path, Script(load_delay_s=600.0))
+    await hear(engine, LoadProgress)
+
+    engine.link.close()
+
+    assert await asyncio.wait_for(engine.process.wait(), LIMIT_S) != 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the server runs on Linux")
+async def test_engine_ends_when_its_front_end_is_killed(tmp_path: Path) -> None:
+    command = write_script(tmp_path / "script.json", Script())
+    front_end = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", FRONT_END, *command, stdout=asyncio.subprocess.PIPE
+    )
+    assert front_end.stdout is not None
+    engine_id = int(await asyncio.wait_for(front_end.stdout.readline(), 60))
+
+    front_end.send_signal(signal.SIGKILL)
+    await front_end.wait()
+
+    async with asyncio.timeout(LIMIT_S):
+        while _runs(engine_id):  # noqa: ASYNC110 - another process's end is no event here
+            await asyncio.sleep(0.02)
+
+
+def _runs(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+        # Nobody may have collected it yet.
+        return "State:\tZ" not in Path(f"/proc/{process_id}/status").read_text()
+    except (ProcessLookupError, FileNotFoundError):
+        return False

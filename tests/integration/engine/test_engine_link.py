@@ -1,0 +1,232 @@
+"""The life of the engine's process: death, stall, start and end, with a scripted model."""
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from antiphon_engine.api.config import EngineConfig
+from antiphon_engine.api.errors import AntiphonError, ErrorReason, StartupError
+from antiphon_engine.api.handle import EngineState, RequestStream
+from antiphon_engine.api.link import EngineLink
+from antiphon_engine.api.messages import LoadProgress
+from support.engine_links import (
+    LIMIT_S,
+    TEXT,
+    TEXT_AND_END,
+    endless,
+    failure_of,
+    read_all,
+    request,
+    running,
+    until,
+)
+from support.scripted_engine import Script, write_script
+
+
+@pytest.mark.parametrize("way", ["die_on", "raise_on", "killed"])
+async def test_death_fails_what_runs_and_the_engine_is_started_again(
+    tmp_path: Path, way: str
+) -> None:
+    script = Script(texts={"*": TEXT, "3": [9]}, die_on=[77], raise_on=[88], step_delay_s=0.002)
+    states: list[EngineState] = []
+    async with running(tmp_path, script) as link:
+        link.on_state_change(states.append)
+        first_id = link.process_id
+        assert first_id is not None
+        running_stream = link.submit(endless(1, 3))
+        await running_stream.next()
+        if way == "killed":
+            os.kill(first_id, signal.SIGKILL)
+        else:
+            link.submit(request(77 if way == "die_on" else 88))
+
+        error = await failure_of(running_stream)
+
+        assert error.reason is ErrorReason.ENGINE_DOWN
+        assert error.retry_delay_s is not None
+        with pytest.raises(AntiphonError) as refused:
+            link.submit(request(1))
+        assert refused.value.reason is ErrorReason.ENGINE_DOWN
+        await until(EngineState.READY, link)
+        assert states == [EngineState.DOWN, EngineState.STARTING, EngineState.READY]
+        assert link.process_id != first_id
+        assert await read_all(link.submit(request(1))) == {0: TEXT_AND_END}
+
+
+async def test_query_fails_when_the_engine_dies_before_it_answers(tmp_path: Path) -> None:
+    script = Script(freeze_on={"66": 60.0})
+    async with running(tmp_path, script) as link:
+        link.submit(request(66))
+        query = asyncio.create_task(link.stats())
+        await asyncio.sleep(0.2)
+        assert link.process_id is not None
+        os.kill(link.process_id, signal.SIGKILL)
+
+        with pytest.raises(AntiphonError) as caught:
+            await query
+
+        assert caught.value.reason is ErrorReason.ENGINE_DOWN
+
+
+async def test_stalled_engine_takes_nothing_new_until_it_moves_again(tmp_path: Path) -> None:
+    script = Script(texts={"*": TEXT}, freeze_on={"66": 3.0})
+    async with running(tmp_path, script, stall_limit_s=2.0) as link:
+        stream = link.submit(request(66))
+        await until(EngineState.STALLED, link)
+        with pytest.raises(AntiphonError) as refused:
+            link.submit(request(1))
+        assert refused.value.reason is ErrorReason.ENGINE_DOWN
+
+        await until(EngineState.READY, link)
+
+        assert await read_all(stream) == {0: TEXT_AND_END}
+
+
+async def test_engine_that_stays_stalled_is_replaced(tmp_path: Path) -> None:
+    script = Script(texts={"*": TEXT}, freeze_on={"66": 600.0})
+    async with running(tmp_path, script, stall_limit_s=1.0) as link:
+        first_id = link.process_id
+
+        error = await failure_of(link.submit(request(66)))
+
+        assert error.reason is ErrorReason.ENGINE_DOWN
+        await until(EngineState.READY, link)
+        assert link.process_id != first_id
+
+
+async def test_loading_tells_its_progress(tmp_path: Path) -> None:
+    heard: list[LoadProgress] = []
+    link = await EngineLink.start(
+        EngineConfig(),
+        tmp_path,
+        command=write_script(tmp_path / "script.json", Script()),
+        on_progress=heard.append,
+    )
+    await link.close()
+
+    assert [(p.stage, p.done, p.total) for p in heard] == [
+        ("weights", 0, 1),
+        ("weights", 1, 1),
+        ("warm-up", 0, 1),
+        ("warm-up", 1, 1),
+    ]
+
+
+async def test_start_fails_with_the_engines_own_line(tmp_path: Path) -> None:
+    command = write_script(tmp_path / "script.json", Script(load_failure="shard 2 is missing"))
+
+    with pytest.raises(StartupError, match=r"^shard 2 is missing$"):
+        await EngineLink.start(EngineConfig(), tmp_path, command=command)
+
+
+async def test_start_fails_when_settings_do_not_go_together(tmp_path: Path) -> None:
+    command = write_script(tmp_path / "script.json", Script())
+
+    with pytest.raises(StartupError, match="max_step_tokens"):
+        await EngineLink.start(EngineConfig(max_step_tokens=8), tmp_path, command=command)
+
+
+@pytest.mark.parametrize("command", [["/no/such/program"], ["/bin/false"]])
+async def test_start_fails_when_the_process_does(tmp_path: Path, command: list[str]) -> None:
+    with pytest.raises(StartupError, match="engine"):
+        await EngineLink.start(EngineConfig(), tmp_path, command=command)
+
+
+async def test_start_can_be_given_up(tmp_path: Path) -> None:
+    command = write_script(tmp_path / "script.json", Script(load_delay_s=600.0))
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(
+            EngineLink.start(EngineConfig(), tmp_path, command=command), timeout=1.0
+        )
+
+
+async def test_close_ends_running_work_and_the_process(tmp_path: Path) -> None:
+    async with running(tmp_path, Script(texts={"*": [9]})) as link:
+        stream = link.submit(endless(1))
+        await stream.next()
+        process_id = link.process_id
+        assert process_id is not None
+        assert os.getsid(process_id) != os.getsid(0)
+
+        await link.close()
+
+        assert (await failure_of(stream)).reason is ErrorReason.ENGINE_DOWN
+        assert link.state is EngineState.DOWN
+        with pytest.raises(ProcessLookupError):
+            os.kill(process_id, 0)
+
+
+def test_runs_on_uvloop_too(tmp_path: Path) -> None:
+    async def serve() -> dict[int, list[int]]:
+        async with running(tmp_path, Script(texts={"*": TEXT})) as link:
+            return await read_all(link.submit(request(1)))
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(serve()) == {0: TEXT_AND_END}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_every_request_has_exactly_one_outcome_whatever_happens(
+    tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+    script = Script(texts={"*": TEXT, "3": [9]}, die_on=[77], step_delay_s=0.001)
+    outcomes: list[str] = []
+
+    async def live(link: EngineLink) -> None:
+        num_outputs = rng.choice([1, 1, 3])
+        last = 77 if rng.random() < 0.02 else rng.choice([3, 4])
+        try:
+            stream = link.submit(request(*[4] * rng.randint(1, 60), last, num_outputs=num_outputs))
+        except AntiphonError as error:
+            outcomes.append(error.reason)
+            return
+        outcomes.append(await _outcome(rng, stream, num_outputs))
+
+    async with running(tmp_path, script, max_rows=4, max_step_tokens=32) as link:
+        lives: list[Awaitable[None]] = []
+        for _ in range(150):
+            lives.append(asyncio.ensure_future(live(link)))
+            await asyncio.sleep(rng.random() * 0.02)
+            if link.state is EngineState.DOWN:
+                await until(EngineState.READY, link)
+        async with asyncio.timeout(LIMIT_S):
+            await asyncio.gather(*lives)
+        await until(EngineState.READY, link)
+        stats = await link.stats()
+
+    assert len(outcomes) == 150
+    assert set(outcomes) <= {"ended", "closed", "ENGINE_DOWN"}
+    assert (stats.num_running, stats.num_waiting, stats.num_blocks_used) == (0, 0, 0)
+
+
+async def _outcome(rng: random.Random, stream: RequestStream, num_outputs: int) -> str:
+    """Lives one request, perhaps ended early, and checks that nothing ends twice."""
+    early: Callable[[], None] | None = rng.choice(
+        [None, None, stream.cancel, lambda: stream.finish_output(0, 1)]
+    )
+    ended: set[int] = set()
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while len(ended) < num_outputs:
+                news = await stream.next()
+                for i, output in news.outputs.items():
+                    assert i not in ended, "news of an output that has ended"
+                    if output.ended is not None:
+                        ended.add(i)
+                if early is not None:
+                    early()
+                    early = None
+                if rng.random() < 0.03:
+                    stream.close()
+                    return "closed"
+    except AntiphonError as error:
+        return error.reason
+    return "ended"
