@@ -23,18 +23,6 @@ from antiphon_server.text.prompt_renderer import PromptRenderer
 pytestmark = pytest.mark.default_model
 
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
 _STRING, _ARRAY = 8, 9
 
 
