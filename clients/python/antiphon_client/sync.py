@@ -23,6 +23,8 @@ from antiphon_client.turn import Turn
 
 T = TypeVar("T")
 
+_END_WAIT_S = 1.0
+
 
 class _Loop:
     """An event loop in a thread of its own."""
@@ -51,10 +53,21 @@ class _Loop:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Lets what is left come to its end, cancels what does not, and ends the thread."""
+        self.run(_end_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _end_tasks() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        _, lasting = await asyncio.wait(others, timeout=_END_WAIT_S)
+        for task in lasting:
+            task.cancel()
+        await asyncio.gather(*lasting, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 class _Each(Iterator[T]):

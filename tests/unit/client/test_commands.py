@@ -1,5 +1,6 @@
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from asyncio.subprocess import PIPE
@@ -91,6 +92,18 @@ async def test_generate_reads_standard_input():
         await process.communicate(b"from a pipe")
 
     assert servicer.requests[0].prompt == types_pb2.Prompt(text="from a pipe")
+
+
+async def test_a_reader_that_leaves_early_ends_generate_without_a_word():
+    async with serving(inference=Answering()) as target:
+        words = [sys.executable, "-m", "antiphon_cli.main", "generate", "--target", target, "x"]
+        ours, theirs = os.pipe()
+        process = await asyncio.create_subprocess_exec(*words, stdout=theirs, stderr=PIPE)
+        os.close(theirs)
+        os.close(ours)
+        _, complaints = await process.communicate()
+
+    assert (process.returncode, complaints) == (130, b"")
 
 
 async def test_generate_tells_where_an_answer_was_cut(capsys):
