@@ -170,8 +170,7 @@ class OutputProgress:
         if not self._reports_tokens:
             return [self._delta(piece.text)] if piece.text else []
         self._num_told += piece.num_tokens
-        if record.finished:
-            self._num_told = len(self._unreported_ids)
+        assert not record.finished or self._num_told == len(self._unreported_ids)
         # A delta is bounded, so the first of many tokens go ahead of the text.
         while self._num_told > self.max_take_tokens:
             deltas.append(self._with_tokens(self._delta(""), self.max_take_tokens))

@@ -9,9 +9,10 @@ from antiphon.v1.types_pb2 import (
     StopMatch,
 )
 
+from antiphon_engine.api.messages import GenerationRequest
 from antiphon_server.offload import Offload
 from support.fake_engine import FakeEngine, fixed_ids
-from support.generations import Bench, deltas_of, finish_of, text_of
+from support.generations import Bench, check_events, deltas_of, finish_of, text_of
 from support.served_models import TextSide, served_model
 
 
@@ -38,18 +39,25 @@ STOPS = [
 ]
 
 
-@pytest.mark.parametrize(("said", "stops", "include"), STOPS)
+@pytest.mark.parametrize("burst", [False, True])
+@pytest.mark.parametrize("case", STOPS)
 async def test_text_ends_where_a_stop_string_would_begin(
-    said: str, stops: list[str], include: bool, text: TextSide, offload: Offload
+    case: tuple[str, list[str], bool], burst: bool, text: TextSide, offload: Offload
 ) -> None:
+    said, stops, include = case
     bench, engine = bench_saying(said, text, offload)
+    if burst:
+        engine.hold()
     config = GenerationConfig(
         stop=StopConditions(stop_strings=stops, include_stop_string=include),
         output=OutputOptions(token_ids=True),
     )
 
-    generation, events = await bench.run(config)
+    generation = bench.start(config)
+    engine.step(40 if burst else 0)
+    events = [event async for event in generation.events()]
 
+    check_events(events, 1)
     found = first_stop(said, stops)
     if found is None:
         assert text_of(events) == said
@@ -175,3 +183,64 @@ async def test_text_arrives_in_pieces_and_bursts_are_joined(
     )
     assert text_of(seen) == said
     assert 2 <= len(deltas_of(seen)) <= num_tokens - 2
+
+
+async def test_output_that_stopped_stays_ended_while_others_go_on(
+    text: TextSide, offload: Offload
+) -> None:
+    said = {
+        0: "one two HALT and so on and on and on",
+        1: "one two three four five six seven eight nine ten",
+    }
+
+    def script(_: GenerationRequest, output_index: int) -> list[int]:
+        return text.tokenizer.encode(
+            said[output_index], add_special_tokens=False, allow_special_tokens=False
+        )
+
+    engine = FakeEngine(script=script, num_late_tokens=3)
+    bench = Bench.of(served_model(text, engine), offload)
+
+    generation, events = await bench.run(
+        GenerationConfig(stop=StopConditions(stop_strings=["HALT"])), num_outputs=2
+    )
+
+    assert [text_of(events, index) for index in (0, 1)] == ["one two ", said[1]]
+    assert generation.usage.output_tokens == sum(len(o.token_ids) for o in generation.outputs)
+
+
+async def test_stop_in_a_burst_of_many_deltas_ends_them(text: TextSide, offload: Offload) -> None:
+    bench, engine = bench_saying("HALT" + " one" * 220, text, offload)
+    engine.hold()
+    config = GenerationConfig(
+        stop=StopConditions(stop_strings=["HALT"]), output=OutputOptions(top_logprobs=20)
+    )
+    generation = bench.start(config)
+
+    engine.step(220)
+    events = [event async for event in generation.events()]
+
+    check_events(events, 1)
+    assert text_of(events) == ""
+    assert generation.usage.output_tokens == len(
+        [entry for delta in deltas_of(events) for entry in delta.logprobs]
+    )
+
+
+async def test_stopped_output_completes_although_the_engine_does_not_confirm(
+    text: TextSide, offload: Offload
+) -> None:
+    token_ids = text.tokenizer.encode(
+        "HALT here", add_special_tokens=False, allow_special_tokens=False
+    )
+    engine = FakeEngine(script=fixed_ids(*token_ids), deaf=True)
+    engine.hold()
+    bench = Bench.of(served_model(text, engine), offload)
+    generation = bench.start(GenerationConfig(stop=StopConditions(stop_strings=["HALT"])))
+
+    engine.step(len(token_ids))
+    events = [event async for event in generation.events()]
+
+    check_events(events, 1)
+    assert not engine.requests[0].ended
+    assert bench.generator.admission.num_running == 0
