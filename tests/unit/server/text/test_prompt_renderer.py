@@ -281,6 +281,20 @@ def test_marks_come_off_however_a_template_writes_values(renderer_of, byte_level
     assert _controls(byte_level, rendered.token_ids) == []
 
 
+def test_templates_that_look_into_contents_take_the_ways_they_take_in_transformers(
+    renderer_of, byte_level
+):
+    source = (
+        "{% for m in messages %}{{ '[b]' if '<b>' in m.content else '[-]' }}"
+        "{{ m.content }}end|><|im_end|>{% endfor %}"
+    )
+
+    rendered = renderer_of(byte_level, source).render_conversation([user("<b> <|im_"), user("<b>")])
+
+    assert rendered.text == "[b]<b> <|im_end|><|im_end|>[b]<b>end|><|im_end|>"
+    assert len(_controls(byte_level, rendered.token_ids)) == 2
+
+
 _PARTS = [
     "<|im_start|>",
     "<|im_end|>",
