@@ -139,7 +139,8 @@ def _parse(key: str, value: object, kind: type, *, source: str) -> Value:
     """Turns a TOML value, or the text of a variable or flag, into the setting's type."""
     parsed: Value | None
     if kind is bool:
-        parsed = value if isinstance(value, bool) else _SWITCH.get(str(value).strip().lower())
+        word = value.strip().lower() if isinstance(value, str) else ""
+        parsed = value if isinstance(value, bool) else _SWITCH.get(word)
     elif kind is str:
         parsed = value if isinstance(value, str) else None
     elif isinstance(value, bool):

@@ -11,15 +11,22 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from antiphon_server.supervision import Supervision
 
 MAX_WATCHERS: Final = 1024
-"""Watch calls of a port at a time."""
 
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # Has no types.
     """Says SERVING exactly while `Supervision.serving` holds. Answers from memory alone."""
 
-    def __init__(self, supervision: Supervision, service_names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        supervision: Supervision,
+        service_names: Sequence[str],
+        *,
+        max_watchers: int = MAX_WATCHERS,
+    ) -> None:
+        """Serves the named services of a port, to `max_watchers` Watch calls at a time."""
         self._supervision = supervision
         self._names = ("", *service_names)
+        self._max_watchers = max_watchers
         self._changed: set[asyncio.Event] = set()
         supervision.on_change(self._wake_watchers)
 
@@ -51,10 +58,10 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # Ha
         context: ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse],
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         """Yields the status now and at every change; a slow reader sees the latest only."""
-        if len(self._changed) >= MAX_WATCHERS:
+        if len(self._changed) >= self._max_watchers:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{MAX_WATCHERS} watchers are here already, the limit; use Check",
+                f"{self._max_watchers} watchers are here already, the limit; use Check",
             )
         changed = asyncio.Event()
         self._changed.add(changed)

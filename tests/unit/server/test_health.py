@@ -7,13 +7,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from antiphon_engine.api.handle import EngineState
-from antiphon_server.services import health
 from antiphon_server.services.health import HealthService
 from antiphon_server.supervision import Supervision
 from support.fake_engine import FakeEngine
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+MAX_WATCHERS = 3
 NAMES = ["antiphon.v1.InferenceService", "antiphon.v1.SessionService"]
 
 
@@ -28,7 +28,9 @@ class Served:
 async def served() -> AsyncIterator[Served]:
     engine, supervision = FakeEngine(), Supervision()
     server = grpc.aio.server()
-    health_pb2_grpc.add_HealthServicer_to_server(HealthService(supervision, NAMES), server)
+    health_pb2_grpc.add_HealthServicer_to_server(
+        HealthService(supervision, NAMES, max_watchers=MAX_WATCHERS), server
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     supervision.follow([engine])
     await server.start()
@@ -96,7 +98,7 @@ async def test_watcher_of_an_unknown_service_is_told_so_and_not_cut_off(served: 
 
 async def test_watchers_are_bounded_and_leave_their_places(served: Served) -> None:
     request = health_pb2.HealthCheckRequest()
-    watches = [served.stub.Watch(request) for _ in range(health.MAX_WATCHERS)]
+    watches = [served.stub.Watch(request) for _ in range(MAX_WATCHERS)]
     await asyncio.gather(*(watch.read() for watch in watches))
 
     with pytest.raises(grpc.aio.AioRpcError) as caught:

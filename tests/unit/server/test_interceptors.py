@@ -64,12 +64,25 @@ class Sessions(session_pb2_grpc.SessionServiceServicer):
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
+        self.endless = False
+        self.ended_by: BaseException | None = None
+        self.let_go = asyncio.Event()
 
     async def Converse(self, request_iterator, context):
-        async for _ in request_iterator:
-            await context.write(session_pb2.ConverseResponse())
-            if self.error:
-                raise self.error
+        try:
+            async for _ in request_iterator:
+                await context.write(session_pb2.ConverseResponse())
+                while self.endless:
+                    delta = types_pb2.Delta(text="x" * 100_000)
+                    event = session_pb2.TurnEvent(delta=delta)
+                    await context.write(session_pb2.ConverseResponse(turn_event=event))
+                if self.error:
+                    raise self.error
+        except BaseException as error:
+            self.ended_by = error
+            raise
+        finally:
+            self.let_go.set()
 
 
 @dataclass
@@ -249,6 +262,25 @@ async def test_cancelled_stream_lets_go_of_what_it_holds_and_logs_no_error(
 
     await asyncio.wait_for(served.inference.let_go.wait(), 5)
     assert await served.supervision.wait_idle(5) == 0
+    assert '"level": "error"' not in log.getvalue()
+
+
+@pytest.mark.usefixtures("logging_as_before")
+async def test_handler_whose_blocked_write_fails_as_the_caller_leaves_has_not_failed(
+    served: Served,
+) -> None:
+    log = io.StringIO()
+    configure_logging(LoggingConfig(format="json"), log)
+    served.sessions.endless = True
+    call = served.session_stub.Converse(iter([session_pb2.ConverseRequest()]))
+    await call.read()
+    await asyncio.sleep(0.2)
+
+    call.cancel()
+
+    await asyncio.wait_for(served.sessions.let_go.wait(), 5)
+    assert await served.supervision.wait_idle(5) == 0
+    assert served.sessions.ended_by is not None
     assert '"level": "error"' not in log.getvalue()
 
 

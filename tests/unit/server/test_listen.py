@@ -96,6 +96,15 @@ async def test_port_of_another_program_is_refused_by_number(server: grpc.aio.Ser
             bind(server, TcpAddress("127.0.0.1", port), key=KEY)
 
 
+async def test_transport_itself_shares_no_port(server: grpc.aio.Server) -> None:
+    """What is tried before may have changed by the time the port is taken."""
+    taken = bind(server, TcpAddress("127.0.0.1", 0), key=KEY)
+    second = grpc.aio.server(options=transport_options(ServerConfig()))
+
+    with pytest.raises(RuntimeError):
+        second.add_insecure_port(str(taken))
+
+
 async def test_foreign_address_is_refused_with_the_reason(server: grpc.aio.Server) -> None:
     with pytest.raises(StartupError, match="this machine has no such address"):
         bind(server, TcpAddress("192.0.2.1", 0), key=KEY)

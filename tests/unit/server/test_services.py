@@ -318,7 +318,7 @@ async def test_turn_whose_stream_has_left_may_end_before_the_server_does(tmp_pat
         await running.server.supervision.wait_idle(10)
 
         closing = asyncio.create_task(running.server.close(30))
-        await asyncio.sleep(0)
+        await asyncio.wait({closing}, timeout=0.2)
         engine.release()
 
         assert await closing == 0

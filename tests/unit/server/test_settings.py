@@ -128,7 +128,13 @@ def test_bad_value_is_refused_with_source_key_value_and_what_is_allowed(setting:
 
 
 @pytest.mark.parametrize(
-    "text", ["[engine]\nmax_rows = true\n", '[server]\ninsecure = "x"\n', "[server]\nlisten = 5\n"]
+    "text",
+    [
+        "[engine]\nmax_rows = true\n",
+        '[server]\ninsecure = "x"\n',
+        "[server]\nlisten = 5\n",
+        "[server]\ninsecure = 1\n",
+    ],
 )
 def test_value_of_another_type_in_the_file_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(StartupError, match="must be"):
