@@ -101,7 +101,6 @@ class _Stream:
         self._room = asyncio.Event()
         self._cancelled_on_disconnect: dict[str, LiveTurn] = {}
         self._incoming: asyncio.Task[None] | None = None
-        self._ended = False
         self._told_go_away = False
         for turn in session.live_turns:
             attachment.own_turn_ids.add(turn.turn_id)
@@ -120,9 +119,9 @@ class _Stream:
             self._incoming.cancel()
         for reader in self._readers:
             reader.close()
-        if not self._ended:
-            for turn in self._cancelled_on_disconnect.values():
-                self._session.cancel_live(turn)
+        # None are left where the stream ended well: it tells of its turns to their ends.
+        for turn in self._cancelled_on_disconnect.values():
+            self._session.cancel_live(turn)
         self._session.detach(self._attachment)
 
     async def frames(self) -> AsyncGenerator[ConverseResponse, None]:
@@ -141,11 +140,9 @@ class _Stream:
             if told:
                 continue
             if not self._readers and attachment.end is not None:
-                self._ended = True
                 raise attachment.end
             assert self._incoming is not None
             if self._incoming.done() and not self._readers:
-                self._ended = True
                 self._incoming.result()
                 return
             await attachment.wake.wait()

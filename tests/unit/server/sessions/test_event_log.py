@@ -86,6 +86,20 @@ def test_a_long_answer_keeps_few_events_though_nobody_reads():
     assert "".join(e.delta.text for e in read_all(reader)) == "word " * 20_000
 
 
+def test_events_are_not_joined_over_a_place_where_a_reader_stands():
+    log = begun()
+    reader = log.open_reader(asyncio.Event())
+    log.append(delta("read "))
+    before = read_all(reader)
+    for _ in range(200):
+        log.append(delta("unread "))
+
+    events = before + read_all(reader)
+
+    check_numbers(events)
+    assert "".join(e.delta.text for e in events) == "read " + "unread " * 200
+
+
 def test_no_joined_piece_is_large():
     log = begun()
     for _ in range(100):

@@ -280,6 +280,9 @@ async def test_a_session_that_works_does_not_expire_before_its_turn_ends(bench: 
     bench.clock.pass_s(100)
 
     active = await bench.session()
+    row = await bench.store.read_session(KEY)
+    assert row is not None
+    await bench.registry.expire(row)
     bench.engine.release()
     events = await running
 
@@ -394,6 +397,7 @@ async def test_what_a_crash_left_unfinished_is_failed_at_the_next_start(spec: Be
 
     async with session_bench(spec) as bench:
         left, session = await bench.turn("t1"), await bench.session()
+        assert not await bench.store.list_unfinished()
         events = await bench.run("hi", "t2")
 
     assert left.state == Turn.STATE_FAILED

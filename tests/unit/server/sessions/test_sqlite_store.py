@@ -15,6 +15,7 @@ from antiphon_engine.api.errors import AntiphonError, ErrorReason, StartupError
 from antiphon_server.sessions.records import FAILED, Receipt, SessionQuery, TurnQuery
 from antiphon_server.sessions.sqlite_schema import MIGRATIONS
 from antiphon_server.sessions.sqlite_store import SqliteStore
+from antiphon_server.sessions.sqlite_threads import Writer
 from support.session_rows import (
     completed_row,
     key_of,
@@ -296,6 +297,30 @@ async def test_one_bad_write_fails_no_other_of_its_batch(store: SqliteStore):
     assert await store.read_last_position(key_of()) == 2
 
 
+async def test_a_write_that_is_refused_in_its_middle_leaves_nothing(tmp_path: Path):
+    connection = sqlite3.connect(
+        tmp_path / "file.db", isolation_level=None, check_same_thread=False
+    )
+    connection.execute("CREATE TABLE numbers (number INTEGER)")
+    writer = Writer(connection)
+
+    def refuse(file: sqlite3.Connection) -> None:
+        file.execute("INSERT INTO numbers VALUES (1)")
+        raise AntiphonError(ErrorReason.ID_TAKEN, "refused")
+
+    def keep(file: sqlite3.Connection) -> None:
+        file.execute("INSERT INTO numbers VALUES (2)")
+
+    results = await asyncio.gather(
+        writer.run(refuse), writer.run(keep), writer.run(refuse), return_exceptions=True
+    )
+    kept = await writer.run(lambda file: file.execute("SELECT * FROM numbers").fetchall())
+    await writer.close()
+
+    assert [type(result) for result in results] == [AntiphonError, type(None), AntiphonError]
+    assert kept == [(2,)]
+
+
 async def test_a_full_disk_is_told_and_the_store_goes_on_when_there_is_room(
     path: Path, store: SqliteStore
 ):
@@ -324,6 +349,7 @@ WRITER = """
 import asyncio, sys
 from pathlib import Path
 from antiphon_server.sessions.sqlite_store import SqliteStore
+from antiphon_server.sessions.sqlite_threads import Writer
 from support.session_rows import completed_row, key_of, new_session, session_row, turn_row
 
 async def main():

@@ -1,0 +1,416 @@
+"""Sessions over real gRPC, with the real text side and an engine that says what it is told."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc
+import pytest
+from antiphon.v1.inference_pb2 import GenerateRequest
+from antiphon.v1.session_pb2 import (
+    HISTORY_POLICY_RERENDER,
+    AppendTurnRequest,
+    CancelTurnRequest,
+    ConverseRequest,
+    ConverseResponse,
+    CreateSessionRequest,
+    DeleteSessionRequest,
+    ForkSessionRequest,
+    GetSessionRequest,
+    GetTurnRequest,
+    ListTurnsRequest,
+    OpenSession,
+    RewindSessionRequest,
+    RunTurnRequest,
+    Session,
+    StartTurn,
+    StreamTurnEventsRequest,
+    Turn,
+    TurnEvent,
+)
+from antiphon.v1.types_pb2 import (
+    ROLE_ASSISTANT,
+    ROLE_SYSTEM,
+    ChatMessage,
+    Conversation,
+    GenerationConfig,
+    Item,
+    OutputOptions,
+    Prompt,
+    SamplingParams,
+    StopConditions,
+    ToolResult,
+)
+
+from support.fake_engine import FACTS, FakeEngine, fixed_ids
+from support.server import RunningServer, details_of, running_server
+from support.session_bench import check_turn_events, generate_frame, text_of, turn_events
+from support.session_rows import user
+from support.tiny_tokenizers import save_byte_level_tokenizer
+
+ENDS_WITHIN_S = 0.5
+"""How soon a call ends behind its last answer; far more than it takes, since machines differ."""
+
+THINKING_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}<think></think>{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think></think>{% endif %}"
+)
+"""Puts an empty thought before the live answer and leaves it out of past ones."""
+
+ALTERNATING_TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('user and assistant must take turns') }}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def said(role: int, text: str) -> Item:
+    return Item(message=ChatMessage(role=role, text=text))
+
+
+def config(max_tokens: int = 6) -> GenerationConfig:
+    return GenerationConfig(
+        sampling=SamplingParams(temperature=0, seed=1),
+        stop=StopConditions(max_output_tokens=max_tokens),
+        output=OutputOptions(token_ids=True, prompt_token_ids=True),
+    )
+
+
+async def run(
+    server: RunningServer, name: str, items: Sequence[Item], turn_id: str = ""
+) -> list[TurnEvent]:
+    start = StartTurn(turn_id=turn_id, items=items, config=config())
+    call = server.sessions.RunTurn(RunTurnRequest(session=name, turn=start))
+    events = [event async for event in call]
+    check_turn_events(events)
+    return events
+
+
+def prompt_of(events: Sequence[TurnEvent]) -> list[int]:
+    return [token_id for event in events for token_id in event.prompt_part.token_ids]
+
+
+def output_of(events: Sequence[TurnEvent]) -> list[int]:
+    return [token_id for event in events for token_id in event.delta.token_ids]
+
+
+async def stateless(server: RunningServer, prompt_ids: Sequence[int]) -> list[int]:
+    """What a caller without a session gets for the same ids."""
+    request = GenerateRequest(prompt=Prompt(token_ids={"ids": prompt_ids}), config=config())
+    return list((await server.inference.Generate(request)).outputs[0].token_ids)
+
+
+def with_template(directory: Path, template: str) -> Path:
+    """A tokenizer directory with another chat template."""
+    checkpoint = save_byte_level_tokenizer(directory / "other")
+    (checkpoint / "chat_template.jinja").write_text(template)
+    return checkpoint
+
+
+async def test_a_template_that_tells_the_past_differently_costs_nothing_where_ids_are_kept(
+    tmp_path: Path,
+):
+    checkpoint = with_template(tmp_path, THINKING_TEMPLATE)
+    settings = [f"model.chat_template={checkpoint / 'chat_template.jinja'}"]
+    async with running_server(tmp_path, checkpoint=checkpoint, settings=settings) as server:
+        session = await server.sessions.CreateSession(CreateSessionRequest())
+        context: list[int] = []
+        for text in ("Hi", "List two", "And one more", "Thanks"):
+            events = await run(server, session.name, [user(text)])
+            prompt, usage = prompt_of(events), events[-1].completed.usage
+            assert prompt[: len(context)] == context
+            assert output_of(events) == await stateless(server, prompt)
+            reusable = max(0, len(context) - 1) // FACTS.block_tokens * FACTS.block_tokens
+            assert reusable <= usage.cached_prompt_tokens <= len(context)
+            context = prompt + output_of(events)
+
+
+async def test_a_template_that_tells_the_past_differently_is_followed_where_all_is_rerendered(
+    tmp_path: Path,
+):
+    checkpoint = with_template(tmp_path, THINKING_TEMPLATE)
+    settings = [f"model.chat_template={checkpoint / 'chat_template.jinja'}"]
+    async with running_server(tmp_path, checkpoint=checkpoint, settings=settings) as server:
+        session = await server.sessions.CreateSession(
+            CreateSessionRequest(session=Session(history_policy=HISTORY_POLICY_RERENDER))
+        )
+        items: list[Item] = []
+        for text in ("Hi", "List two", "And one more"):
+            items.append(user(text))
+            events = await run(server, session.name, items[-1:])
+            whole = Prompt(conversation=Conversation(items=items))
+            answer = await server.inference.Generate(GenerateRequest(prompt=whole, config=config()))
+            assert prompt_of(events) == list(answer.prompt_token_ids)
+            assert text_of(events) == answer.outputs[0].text
+            items.append(said(ROLE_ASSISTANT, text_of(events)))
+
+
+@pytest.mark.parametrize("text", [" and?", "\n\nand?", "and"])
+async def test_an_answer_split_in_an_unusual_way_stays_as_it_was_generated(
+    tmp_path: Path, text: str
+):
+    async with running_server(tmp_path) as probe:
+        split = [
+            probe.model.tokenizer.encode(c, add_special_tokens=False, allow_special_tokens=False)[0]
+            for c in "hello"
+        ]
+    engine = FakeEngine(script=fixed_ids(*split))
+    async with running_server(tmp_path, engine=engine) as server:
+        usual = server.model.tokenizer.encode(
+            "hello", add_special_tokens=False, allow_special_tokens=False
+        )
+        session = await server.sessions.CreateSession(CreateSessionRequest())
+        first = await run(server, session.name, [user("Say it")])
+        second = await run(server, session.name, [user(text)])
+
+        assert usual != split
+        assert text_of(first) == "hello"
+        assert output_of(first)[: len(split)] == split
+        kept = prompt_of(first) + output_of(first)
+        assert prompt_of(second)[: len(kept)] == kept
+        assert output_of(second) == await stateless(server, prompt_of(second))
+
+
+@pytest.mark.parametrize(
+    ("items", "reason", "words"),
+    [
+        ([user("a"), user("b")], "TEMPLATE_ERROR", "take turns"),
+        ([said(ROLE_SYSTEM, "a"), user("b")], "TEMPLATE_ERROR", "take turns"),
+        ([said(ROLE_ASSISTANT, "a")], "TEMPLATE_ERROR", "take turns"),
+        ([], "INVALID_FIELD", "items"),
+        ([user("a"), said(9, "b")], "INVALID_FIELD", "role"),
+        ([user("a"), Item(tool_result=ToolResult(call_id="c"))], "UNSUPPORTED_FEATURE", "tools"),
+    ],
+)
+async def test_an_order_of_roles_that_the_template_refuses_leaves_the_session_usable(
+    tmp_path: Path, items: list[Item], reason: str, words: str
+):
+    checkpoint = with_template(tmp_path, ALTERNATING_TEMPLATE)
+    settings = [f"model.chat_template={checkpoint / 'chat_template.jinja'}"]
+    async with running_server(tmp_path, checkpoint=checkpoint, settings=settings) as server:
+        session = await server.sessions.CreateSession(CreateSessionRequest())
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await run(server, session.name, items)
+        listed = await server.sessions.ListTurns(ListTurnsRequest(session=session.name))
+        legal = await run(server, session.name, [user("a")])
+        fresh = await server.sessions.CreateSession(CreateSessionRequest())
+        expected = await run(server, fresh.name, [user("a")])
+
+        info = details_of(refused.value)["ErrorInfo"]
+        assert info.reason == reason
+        assert words in (refused.value.details() or "")
+        assert not listed.turns
+        assert prompt_of(legal) == prompt_of(expected)
+        assert output_of(legal) == output_of(expected)
+
+
+async def opened(server: RunningServer, *frames: ConverseRequest):
+    call = server.sessions.Converse()
+    await call.write(ConverseRequest(open=OpenSession(create=CreateSessionRequest(session_id="a"))))
+    for frame in frames:
+        await call.write(frame)
+    return call
+
+
+@pytest.mark.parametrize("num_turns", [0, 1, 2])
+async def test_turns_are_answered_in_full_behind_a_half_close(tmp_path: Path, num_turns: int):
+    async with running_server(tmp_path) as server:
+        ids = [f"t{number}" for number in range(num_turns)]
+        call = await opened(server, *(generate_frame("hi", turn_id) for turn_id in ids))
+        await call.done_writing()
+        frames, last_s = [], time.monotonic()
+        async for frame in call:
+            frames.append(frame)
+            last_s = time.monotonic()
+        ended_s = time.monotonic()
+
+        assert await call.code() is grpc.StatusCode.OK
+        assert ended_s - last_s < ENDS_WITHIN_S
+        for turn_id in ids:
+            turn = await server.sessions.GetTurn(GetTurnRequest(name=f"sessions/a/turns/{turn_id}"))
+            assert text_of(turn_events(frames, turn_id)) == turn.output.text
+            assert turn.state == Turn.STATE_COMPLETED
+
+
+async def test_half_close_with_nothing_said_ends_with_ok(tmp_path: Path):
+    async with running_server(tmp_path) as server:
+        call = server.sessions.Converse()
+        await call.done_writing()
+
+        assert [frame async for frame in call] == []
+        assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_a_stream_may_idle_and_then_go_on(tmp_path: Path):
+    async with running_server(tmp_path) as server:
+        call = await opened(server, generate_frame("hi", "t1"))
+        frames = [await call.read() for _ in range(4)]
+        await asyncio.sleep(0.3)
+        await call.write(generate_frame("more", "t2"))
+        await call.done_writing()
+        await read_into(frames, call)
+
+        assert frames[-1].turn_event.turn_id == "t2"
+        assert frames[-1].turn_event.HasField("completed")
+
+
+async def test_a_refused_open_ends_both_directions_with_details(tmp_path: Path):
+    async with running_server(tmp_path) as server:
+        call = server.sessions.Converse()
+        await call.write(ConverseRequest(open=OpenSession(name="sessions/nowhere")))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+        details = details_of(refused.value)
+        assert details["ErrorInfo"].reason == "SESSION_NOT_FOUND"
+        assert details["ResourceInfo"].resource_name == "sessions/nowhere"
+
+
+async def test_a_cancelled_call_lets_its_turn_go_on_and_frees_the_session(tmp_path: Path):
+    engine = FakeEngine(step_interval_s=0.002)
+    async with running_server(tmp_path, engine=engine) as server:
+        call = await opened(server, generate_frame("hi", "t1", max_tokens=40))
+        while not (await call.read()).turn_event.HasField("delta"):
+            pass
+        call.cancel()
+        name = "sessions/a/turns/t1"
+        turn = await ended_turn(server, name)
+        call = server.sessions.Converse()
+        await call.write(ConverseRequest(open=OpenSession(name="sessions/a")))
+        reopened = await call.read()
+        await call.done_writing()
+
+        assert turn.state == Turn.STATE_COMPLETED
+        assert turn.usage.output_tokens == 40
+        assert reopened.opened.session.head_turn == name
+
+
+@pytest.mark.parametrize(
+    ("on_disconnect", "whole"),
+    [(StartTurn.ON_DISCONNECT_CANCEL, False), (StartTurn.ON_DISCONNECT_CONTINUE, True)],
+)
+async def test_a_run_turn_that_is_given_up_does_as_it_asked(
+    tmp_path: Path, on_disconnect: int, whole: bool
+):
+    engine = FakeEngine(step_interval_s=0.002)
+    async with running_server(tmp_path, engine=engine) as server:
+        await server.sessions.CreateSession(CreateSessionRequest(session_id="a"))
+        long = config(100)
+        long.stop.ignore_eos = True
+        start = StartTurn(
+            turn_id="t1", items=[user("hi")], config=long, on_disconnect=on_disconnect
+        )
+        call = server.sessions.RunTurn(RunTurnRequest(session="sessions/a", turn=start))
+        while not (await call.read()).HasField("delta"):
+            pass
+        call.cancel()
+        turn = await ended_turn(server, "sessions/a/turns/t1")
+
+        assert turn.state == Turn.STATE_COMPLETED
+        assert (turn.usage.output_tokens == 100) is whole
+
+
+async def test_cancel_turn_answers_with_the_ended_turn(tmp_path: Path):
+    engine = FakeEngine(step_interval_s=0.002)
+    async with running_server(tmp_path, engine=engine) as server:
+        call = await opened(server, generate_frame("hi", "t1", max_tokens=200))
+        while not (await call.read()).turn_event.HasField("delta"):
+            pass
+        request = CancelTurnRequest(name="sessions/a/turns/t1")
+        turn = await server.sessions.CancelTurn(request)
+        again = await server.sessions.CancelTurn(request)
+        await call.done_writing()
+
+        assert turn == again
+        assert turn.state == Turn.STATE_COMPLETED
+        assert 0 < turn.usage.output_tokens < 200
+
+
+async def test_a_run_turn_whose_turn_is_discarded_ends_as_cancelled(tmp_path: Path):
+    engine = FakeEngine()
+    engine.hold()
+    async with running_server(tmp_path, engine=engine) as server:
+        await server.sessions.CreateSession(CreateSessionRequest(session_id="a"))
+        start = StartTurn(turn_id="t1", items=[user("hi")])
+        call = server.sessions.RunTurn(RunTurnRequest(session="sessions/a", turn=start))
+        assert (await call.read()).HasField("accepted")
+        await server.sessions.CancelTurn(CancelTurnRequest(name="sessions/a/turns/t1"))
+        events: list[TurnEvent] = []
+        with pytest.raises(grpc.aio.AioRpcError):
+            await read_into(events, call)
+
+        assert events[-1].failed.code == grpc.StatusCode.CANCELLED.value[0]
+        assert await call.code() is grpc.StatusCode.CANCELLED
+
+
+async def test_a_restart_of_the_server_keeps_sessions_and_their_ids(tmp_path: Path):
+    async with running_server(tmp_path) as server:
+        session = await server.sessions.CreateSession(
+            CreateSessionRequest(session=Session(instructions="Be brief."))
+        )
+        first = await run(server, session.name, [user("Hi")], "t1")
+    async with running_server(tmp_path) as server:
+        kept = await server.sessions.GetSession(GetSessionRequest(name=session.name))
+        replayed = await run(server, session.name, [user("Hi")], "t1")
+        second = await run(server, session.name, [user("More")])
+
+    context = prompt_of(first) + output_of(first)
+    assert kept.num_turns == 1
+    assert kept.residency.context_tokens == len(context)
+    assert (prompt_of(replayed), output_of(replayed)) == (prompt_of(first), output_of(first))
+    assert prompt_of(second)[: len(context)] == context
+
+
+async def test_what_is_not_built_is_refused_by_name(tmp_path: Path):
+    async with running_server(tmp_path) as server:
+        calls = {
+            "ForkSession": server.sessions.ForkSession(ForkSessionRequest()),
+            "RewindSession": server.sessions.RewindSession(RewindSessionRequest()),
+            "AppendTurn": server.sessions.AppendTurn(AppendTurnRequest()),
+            "StreamTurnEvents": server.sessions.StreamTurnEvents(StreamTurnEventsRequest()).read(),
+        }
+        for method, call in calls.items():
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call
+            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            info = details_of(refused.value)["ErrorInfo"]
+            assert info.metadata["capability"] == f"SessionService.{method}"
+
+
+async def test_a_busy_session_is_deleted_cleanly(tmp_path: Path):
+    engine = FakeEngine(step_interval_s=0.002)
+    async with running_server(tmp_path, engine=engine) as server:
+        call = await opened(server, generate_frame("hi", "t1", max_tokens=200))
+        while not (await call.read()).turn_event.HasField("delta"):
+            pass
+        await server.sessions.DeleteSession(DeleteSessionRequest(name="sessions/a"))
+        frames: list[ConverseResponse] = []
+        with pytest.raises(grpc.aio.AioRpcError) as gone:
+            await read_into(frames, call)
+
+        assert gone.value.code() is grpc.StatusCode.NOT_FOUND
+        assert frames[-1].HasField("go_away")
+        assert frames[-2].turn_event.HasField("completed")
+        assert engine.num_running == engine.num_waiting == 0
+
+
+async def read_into(frames: list, call) -> None:
+    """Reads to the end of a call that was read from before."""
+    while (frame := await call.read()) is not grpc.aio.EOF:
+        frames.append(frame)
+
+
+async def ended_turn(server: RunningServer, name: str) -> Turn:
+    """Waits until a turn has ended."""
+    async with asyncio.timeout(10):
+        while True:
+            turn = await server.sessions.GetTurn(GetTurnRequest(name=name))
+            if turn.state not in (Turn.STATE_QUEUED, Turn.STATE_RUNNING):
+                return turn
+            await asyncio.sleep(0.01)
