@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from antiphon_engine import _native
 from antiphon_engine.api.config import EngineConfig
@@ -32,6 +33,8 @@ class GreedyEngine:
         self._scope = self.core.intern_scope(tenant="", cache_scope="", adapter="", weights="")
         self.reused_tokens: dict[int, int] = {}
         """Of the last `generate`, by index of the prompt."""
+        self.first_logits: dict[int, Tensor] = {}
+        """Likewise: those behind the prompt."""
         self.num_steps = 0
         """Of the last `generate`."""
 
@@ -39,12 +42,11 @@ class GreedyEngine:
         """Returns `num_tokens` tokens for each prompt."""
         handles = [self._submit(prompt, num_tokens) for prompt in prompts]
         outputs: dict[int, list[int]] = {handle: [] for handle in handles}
-        reused: dict[int, int] = {}
-        self.num_steps = 0
+        indices = {handle: index for index, handle in enumerate(handles)}
+        self.reused_tokens, self.first_logits, self.num_steps = {}, {}, 0
         while step_id := self.core.plan(self.num_steps % 2):
-            self._run(step_id, outputs, reused)
+            self._run(step_id, outputs, indices)
         self.core.check_invariants()
-        self.reused_tokens = {i: reused[handle] for i, handle in enumerate(handles)}
         return [outputs[handle] for handle in handles]
 
     def _submit(self, prompt: Sequence[int], num_tokens: int) -> int:
@@ -57,7 +59,7 @@ class GreedyEngine:
             seed=0,
         )
 
-    def _run(self, step_id: int, outputs: dict[int, list[int]], reused: dict[int, int]) -> None:
+    def _run(self, step_id: int, outputs: dict[int, list[int]], indices: dict[int, int]) -> None:
         set_index = self.num_steps % 2
         step = self.executor.buffers(set_index)
         logits = self.executor.execute(set_index)
@@ -67,6 +69,8 @@ class GreedyEngine:
         for row in range(step["header"][_native.HEADER_NUM_ROWS]):
             handle = int(step["handle"][row])
             if step["flags"][row] & _native.FLAG_FIRST:
-                reused[handle] = int(step["reused_tokens"][row])
+                self.reused_tokens[indices[handle]] = int(step["reused_tokens"][row])
             if step["num_tokens"][row]:
+                sample = step["sample_indptr"][row]
+                self.first_logits.setdefault(indices[handle], logits[sample].clone())
                 outputs[handle].append(int(step["tokens"][row, 0]))

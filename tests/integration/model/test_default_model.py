@@ -1,0 +1,95 @@
+"""The default model with its real weights against the reference."""
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from antiphon_engine.api.checkpoint import inspect_checkpoint
+from antiphon_engine.api.config import EngineConfig
+from support.default_model import FIRST_USE_LIMIT_S, default_checkpoint
+from support.greedy_engine import GreedyEngine
+from support.tiny_checkpoints import load_reference
+
+pytestmark = [pytest.mark.default_model, pytest.mark.timeout(FIRST_USE_LIMIT_S)]
+
+NUM_OUTPUT_TOKENS = 32
+QUESTIONS = (
+    "What is the capital of France?",
+    "What is 2 + 2?",
+    "Write a Python function that reverses a linked list.",
+    "Name three colours.",
+    "Translate 'good morning' into German and French.",
+    "Explain in one sentence why the sky is blue.",
+    "List the first five prime numbers, separated by commas.",
+    "Is a tomato a fruit or a vegetable? Answer briefly.",
+)
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    return default_checkpoint()
+
+
+@pytest.fixture(scope="module")
+def prompts(checkpoint):
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=True
+        )["input_ids"]
+        for question in QUESTIONS
+    ]
+
+
+@torch.inference_mode()
+def reference_outputs(checkpoint, prompts):
+    longest = max(len(prompt) for prompt in prompts)
+    padded = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
+    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    outputs = load_reference(checkpoint).generate(
+        torch.tensor(padded),
+        attention_mask=torch.tensor(mask),
+        max_new_tokens=NUM_OUTPUT_TOKENS,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return outputs[:, longest:].tolist()
+
+
+def test_it_says_of_itself_what_it_is(checkpoint):
+    info = inspect_checkpoint(checkpoint)
+
+    assert info.architecture == "Qwen2ForCausalLM"
+    assert info.context_tokens == 32_768
+    assert info.end_ids == {151_643, 151_645}
+    assert info.dtype == "bfloat16"
+
+
+def test_greedy_output_in_float32_equals_the_reference(checkpoint, prompts):
+    expected = reference_outputs(checkpoint, prompts)
+    config = EngineConfig(
+        dtype="float32", num_threads=1, kv_cache_tokens=4096, max_context_tokens=1024
+    )
+
+    assert GreedyEngine(checkpoint, config).generate(prompts, NUM_OUTPUT_TOKENS) == expected
+
+
+def test_logits_in_bfloat16_stay_near_the_reference(checkpoint, prompts):
+    with torch.inference_mode():
+        model = load_reference(checkpoint, torch.bfloat16)
+        expected = [model(torch.tensor([prompt])).logits[0, -1].float() for prompt in prompts]
+    del model
+    config = EngineConfig(
+        dtype="bfloat16", num_threads=1, kv_cache_tokens=4096, max_context_tokens=1024
+    )
+    engine = GreedyEngine(checkpoint, config, chunk_tokens=32)
+
+    engine.generate(prompts, 1)
+
+    # Logits reach 20 here, where neighbouring numbers of eight bits are 0.125 apart, and
+    # chunks are rounded in another order.
+    for index, reference in enumerate(expected):
+        difference = (engine.first_logits[index] - reference).abs()
+        assert difference.max() <= 0.5
+        assert difference.mean() <= 0.1
