@@ -244,3 +244,21 @@ async def test_stopped_output_completes_although_the_engine_does_not_confirm(
     check_events(events, 1)
     assert not engine.requests[0].ended
     assert bench.generator.admission.num_running == 0
+
+
+async def test_stop_string_that_only_the_end_completes_is_found_at_a_cancellation_too(
+    text: TextSide, offload: Offload
+) -> None:
+    half = next(i for i in range(1000) if text.tokenizer.token_bytes(i) == b"\xe4")
+    engine = FakeEngine(script=fixed_ids(half))
+    engine.hold()
+    bench = Bench.of(served_model(text, engine), offload)
+    generation = bench.start(GenerationConfig(stop=StopConditions(stop_strings=["\ufffd"])))
+
+    engine.step(1)
+    generation.cancel()
+    events = [event async for event in generation.events()]
+
+    check_events(events, 1)
+    assert text_of(events) == ""
+    assert finish_of(events).stop_match == StopMatch(text="\ufffd")

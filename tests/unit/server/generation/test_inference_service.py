@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 import msgspec
@@ -31,7 +31,6 @@ from antiphon.v1.types_pb2 import (
 from antiphon_engine.api.handle import EngineState
 from antiphon_server.generation import Generation, GenerationSpec, Generator
 from antiphon_server.offload import Offload
-from antiphon_server.served_model import ServedLimits
 from support.fake_engine import FACTS, FakeEngine, fixed_ids
 from support.generations import check_events, finish_of, text_of
 from support.inference_server import InferenceServer, inference_server
@@ -42,9 +41,6 @@ from support.served_models import LIMITS, TextSide, served_model
 class Setup:
     engine: FakeEngine
     server: InferenceServer
-
-
-Start = Callable[..., object]
 
 
 @pytest.fixture
@@ -278,13 +274,7 @@ async def test_deadline_in_the_queue_ends_the_call_and_computes_nothing(
 
 
 async def test_full_queue_is_refused_with_a_delay(text: TextSide, offload: Offload) -> None:
-    limits = ServedLimits(
-        max_outputs=1,
-        max_queued_requests=2,
-        max_message_bytes=LIMITS.max_message_bytes,
-        max_queued_turns=1,
-        max_sessions=1,
-    )
+    limits = replace(LIMITS, max_queued_requests=2)
     engine = FakeEngine()
     engine.hold()
     async with inference_server(served_model(text, engine, limits=limits), offload) as server:
