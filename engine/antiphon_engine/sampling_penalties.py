@@ -9,9 +9,6 @@ from numpy.typing import NDArray
 
 from antiphon_engine.api.messages import SamplingParams
 
-PENALISED_LIMIT = 1e20
-"""No penalty moves a logit past this, so that what follows stays finite."""
-
 
 def has_penalties(params: SamplingParams) -> bool:
     """Returns whether `params` penalise anything."""
@@ -75,7 +72,6 @@ class Penalties:
         penalty_r1 = torch.from_numpy(self._repetition[slots[chosen]])[:, None]
         plain_rv = logits[index]
         penalised_rv = torch.where(plain_rv > 0, plain_rv / penalty_r1, plain_rv * penalty_r1)
-        penalised_rv.clamp_(-PENALISED_LIMIT, PENALISED_LIMIT)
         seen_rv = self._seen.read(slots[chosen])
         logits[index] = torch.where(seen_rv, penalised_rv, plain_rv)
 

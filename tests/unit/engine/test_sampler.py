@@ -136,6 +136,21 @@ def test_slot_forgets_its_last_owner() -> None:
         assert batch.sample(logits).tokens.tolist() == [likeliest]
 
 
+def test_counts_start_anew_with_each_owner_of_a_slot() -> None:
+    logits = np.zeros((1, VOCABULARY), np.float32)
+    logits[0, [7, 8]] = 5.0, 4.0
+    sampling = SamplingParams(
+        seed=0, temperature=0.0, frequency_penalty=2.0, repetition_penalty=1.5
+    )
+    batch = batch_of(Row(sampling=sampling))
+
+    for _ in range(3):
+        batch.assign(0, Row(sampling=sampling))
+        batch.sample(logits)
+        batch.sample(logits)
+        assert batch.rows[0].output == [7, 8]
+
+
 def test_penalties_of_any_size_keep_tokens_in_the_vocabulary() -> None:
     extreme = [
         SamplingParams(seed=0, repetition_penalty=1e-38),

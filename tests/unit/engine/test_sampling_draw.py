@@ -167,6 +167,24 @@ def test_the_ends_of_the_unit_interval_never_draw_an_impossible_token(
     assert token[0] == (3 if uniform == 0.0 else 9)
 
 
+def test_rounding_at_the_edge_of_a_part_of_the_vocabulary_draws_no_impossible_token() -> None:
+    rng = np.random.default_rng(8)
+    for _ in range(40):
+        logits = np.full(VOCABULARY, FLOOR, np.float32)
+        logits[:512] = rng.normal(0, 2, 512)
+        logits[-1] = 0.0
+        weights = np.exp((logits - logits.max()).astype(np.float64))
+        edge = weights[:512].sum() / weights.sum()
+        uniforms = edge * (1 + np.arange(-20, 20) * 1e-8)
+
+        tokens = draw(
+            torch.from_numpy(np.tile(logits, (40, 1))),
+            params_of(*[(SamplingParams(seed=0), u) for u in uniforms]),
+        )
+
+        assert (logits[tokens] > FLOOR).all()
+
+
 @pytest.mark.parametrize(
     "values",
     [[np.nan], [np.inf], [-np.inf], [np.nan, np.inf, -np.inf], [3.4e38, -3.4e38], [FLOOR]],
