@@ -48,7 +48,8 @@ def write_row(executor, token_ids, *, slot=0, context=0, blocks=(), gather=False
     step["input_ids"][:size] = -1 if gather else token_ids
     step["gather_slot"][:size] = slot if gather else -1
     step["positions"][:size] = positions
-    step["table_delta"][: len(blocks)] = [(slot, i, block) for i, block in enumerate(blocks)]
+    for i, block in enumerate(blocks):
+        step["table_delta"][i] = slot, i, block
     table = executor._block_table_SM[slot].copy()
     table[: len(blocks)] = blocks
     places = table[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
