@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from antiphon.v1.types_pb2 import GenerationConfig, SamplingParams
-
 from antiphon_engine.api.checkpoint import CheckpointInfo
 from antiphon_engine.api.errors import StartupError
 from antiphon_engine.api.handle import EngineHandle
 from antiphon_server.config import Config
+from antiphon_server.convert import to_checkpoint_config
 from antiphon_server.served_model import ServedLimits, ServedModel, union_of_end_ids
 from antiphon_server.text.chat_template import ChatTemplate
 from antiphon_server.text.prompt_renderer import PromptRenderer
@@ -65,7 +64,7 @@ def served_model(config: Config, text: TextSide, engine: EngineHandle) -> Served
         checkpoint_vocabulary_size=text.info.vocabulary_size,
         checkpoint_context_tokens=text.info.context_tokens,
         end_ids=union_of_end_ids(text.info.end_ids, text.tokenizer.end_ids),
-        checkpoint_config=GenerationConfig(sampling=_sampling_params(text.info)),
+        checkpoint_config=to_checkpoint_config(text.info.sampling_defaults),
     )
 
 
@@ -93,9 +92,3 @@ def _name_from(source: str) -> str:
     name = re.sub(r"[^a-z0-9._-]+", "-", last).strip("._-")[:_MAX_NAME_CHARS]
     return name or "model"
 
-
-def _sampling_params(info: CheckpointInfo) -> SamplingParams:
-    params = SamplingParams()
-    for name, value in info.sampling_defaults.items():
-        setattr(params, name, int(value) if name == "top_k" else value)
-    return params

@@ -24,7 +24,7 @@ class EngineConfig:
     max_rows: int = 64
     """Requests that run in one step."""
     max_step_tokens: int = 512
-    """Tokens computed in one step, over all requests; bounds how long a prompt can hold up streams."""
+    """Tokens computed in one step, over all requests: how long a prompt can hold up streams."""
     max_requests: int = 1024
     """Outputs that the engine holds, running and waiting."""
     prefix_reuse: bool = True

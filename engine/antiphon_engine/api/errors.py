@@ -1,4 +1,4 @@
-"""Errors that users meet. Each has a fixed reason, the same word as in the contract's ErrorReason."""
+"""Errors that users meet. Each has a fixed reason, a word of the contract's ErrorReason."""
 
 import enum
 from collections.abc import Mapping, Sequence

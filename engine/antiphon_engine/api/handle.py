@@ -74,7 +74,7 @@ class RequestStream(Protocol):
         """Asks for an early end: outputs that have not ended then end as CANCELLED. Idempotent."""
 
     def close(self) -> None:
-        """Lets go of the request, and cancels it where it has not ended. Idempotent; never waits."""
+        """Lets go of the request; cancels it where it has not ended. Idempotent; never waits."""
 
 
 class EngineHandle(Protocol):
