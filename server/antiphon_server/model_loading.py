@@ -91,4 +91,3 @@ def _name_from(source: str) -> str:
     last = Path(source).name.removesuffix(".gguf").lower()
     name = re.sub(r"[^a-z0-9._-]+", "-", last).strip("._-")[:_MAX_NAME_CHARS]
     return name or "model"
-
