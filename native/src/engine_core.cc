@@ -135,12 +135,15 @@ void EngineCore::Commit(StepId step) {
   const auto set = std::ranges::find(sets_, step, &BufferSet::step);
   Check(step > 0 && set != sets_.end(), "a step is committed that is not in flight");
   const StepBuffers& buffers = set->buffers;
+  const std::int32_t num_requests = requests_.num_requests();
   for (std::size_t row = 0; row < set->rows.size(); ++row) {
     std::int32_t* result = buffers.result + row * kResultColumns;
     std::fill_n(result, kResultColumns, 0);
     CommitRow(set->rows[row], buffers.tokens[row], buffers.num_tokens[row], result);
   }
-  std::erase_if(running_, [this](Handle handle) { return requests_.Find(handle) == nullptr; });
+  if (requests_.num_requests() < num_requests) {
+    std::erase_if(running_, [this](Handle handle) { return requests_.Find(handle) == nullptr; });
+  }
   set->step = 0;
   --num_steps_in_flight_;
 }

@@ -19,7 +19,9 @@ StepId EngineCore::Plan(std::int32_t set_index) {
   batcher_.Begin(set.buffers.max_table_deltas);
   Step step{.writer = PlanWriter(set.buffers, config_.block_tokens), .rows = set.rows};
   PlanRunning(RequestState::kDecode, step);
-  PlanRunning(RequestState::kPrefill, step);
+  if (set.rows.size() < running_.size()) {
+    PlanRunning(RequestState::kPrefill, step);
+  }
   PlanAdmissions(step);
   if (set.rows.empty()) {
     step.writer.Finish(0);
