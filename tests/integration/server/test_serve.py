@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,7 +181,6 @@ def test_second_signal_ends_the_server_though_a_call_runs(runner: Runner) -> Non
 def test_second_server_on_a_port_fails_at_once_and_names_it(runner: Runner) -> None:
     first = runner.start()
     address = address_in(first.read_ready_line())
-    start_s = time.monotonic()
 
     exit_status, log = runner.run("--listen", address)
 
@@ -190,7 +188,7 @@ def test_second_server_on_a_port_fails_at_once_and_names_it(runner: Runner) -> N
     assert exit_status not in (0, None)
     assert f"can't listen on {address}: port {address.rpartition(':')[2]} is in use" in last_line
     assert "Traceback" not in log
-    assert time.monotonic() - start_s < 10  # Two seconds, on a machine that does nothing else.
+    assert "warm-up" not in log  # It fails before it loads anything, and so at once.
 
 
 @pytest.mark.parametrize(
