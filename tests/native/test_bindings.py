@@ -1,0 +1,133 @@
+"""What the Python face of the core refuses, and how."""
+
+import gc
+import json
+
+import numpy as np
+import pytest
+
+from antiphon_engine import _native
+from antiphon_engine.api.messages import CoreStats
+from support.core_model import CoreModel
+from support.core_values import Ask, CoreShape, make_buffers
+
+SHAPE = CoreShape()
+
+
+def good_buffers():
+    return make_buffers(SHAPE.max_rows, SHAPE.max_step_tokens, SHAPE.min_table_deltas)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "says"),
+    [
+        ("tokens", np.zeros((3, 1), np.int64), "type int32"),
+        ("uniform", np.zeros(3, np.float32), "type float64"),
+        ("result", np.zeros((4, 3), np.int32).T, "C-contiguous"),
+        ("result", np.zeros((3, 5), np.int32), "rows of 4"),
+        ("cu_q", np.zeros(3, np.int32), "at least 4 elements"),
+        ("input_ids", np.zeros((8, 1), np.int32), "at least 8 elements"),
+        ("slot", [0, 0, 0], "type int32"),
+        ("table_delta", np.zeros((1, 3), np.int32), "table_delta has room for 1"),
+    ],
+)
+def test_buffer_of_another_shape_or_type_is_refused_by_name(name, array, says):
+    core = SHAPE.make_core()
+
+    with pytest.raises(ValueError, match=says) as refused:
+        core.register_buffers(0, **{**good_buffers(), name: array})
+
+    assert name in str(refused.value)
+
+
+def test_read_only_buffer_is_refused():
+    buffers = good_buffers()
+    buffers["header"].flags.writeable = False
+
+    with pytest.raises(ValueError, match="header must be writeable"):
+        SHAPE.make_core().register_buffers(0, **buffers)
+
+
+def test_missing_and_unknown_buffers_are_refused():
+    missing = good_buffers()
+    del missing["slot_init"]
+
+    with pytest.raises(ValueError, match="slot_init"):
+        SHAPE.make_core().register_buffers(0, **missing)
+    with pytest.raises(ValueError, match="does not know"):
+        SHAPE.make_core().register_buffers(0, **good_buffers(), extra=np.zeros(1))
+
+
+def test_larger_buffers_are_taken():
+    SHAPE.make_core().register_buffers(0, **make_buffers(10, 100, 100))
+
+
+def test_core_keeps_its_buffers_alive():
+    core = SHAPE.make_core()
+    core.register_buffers(0, **good_buffers())
+    gc.collect()
+    scope = core.intern_scope(tenant="", cache_scope="", adapter="", weights="")
+    Ask(prompt=(1, 2), scope=scope).submit_to(core)
+
+    assert core.plan(0) == 1
+
+
+@pytest.mark.parametrize("prompt", [np.zeros(3, np.int64), np.zeros((2, 2), np.int32)])
+def test_prompt_of_another_type_or_rank_is_refused(prompt):
+    core = SHAPE.make_core()
+    scope = core.intern_scope(tenant="", cache_scope="", adapter="", weights="")
+    none = np.zeros(0, np.int32)
+
+    with pytest.raises((TypeError, ValueError)):
+        core.submit(prompt, scope=scope, max_output_tokens=1, end_ids=none, stop_ids=none, seed=0)
+
+
+def test_errors_are_of_the_types_that_callers_catch():
+    assert issubclass(_native.NeverFitsError, ValueError)
+    assert issubclass(_native.QueueFullError, RuntimeError)
+    assert issubclass(_native.InvariantError, RuntimeError)
+
+    with pytest.raises(_native.InvariantError, match=r"engine_core\.cc"):
+        SHAPE.make_core().commit(1)
+
+
+def test_stats_are_fields_of_the_engines_counters():
+    stats = SHAPE.make_core().stats()
+
+    assert set(stats) <= set(CoreStats.__struct_fields__)
+    assert stats["num_blocks"] == stats["num_blocks_free"] == SHAPE.num_blocks - 1
+
+
+def test_dumped_state_holds_no_tokens():
+    model = CoreModel(CoreShape())
+    model.submit(Ask(prompt=(123456, 123457, 123458), scope=model.scope("one")))
+    model.plan()
+
+    state = model.core.dump_state()
+
+    assert len(json.loads(state)["requests"]) == 1
+    assert "12345" not in state
+
+
+def test_caller_flags_come_back_in_every_row():
+    core = SHAPE.make_core()
+    buffers = good_buffers()
+    core.register_buffers(0, **buffers)
+    scope = core.intern_scope(tenant="", cache_scope="", adapter="", weights="")
+    none = np.zeros(0, np.int32)
+    flags = _native.FLAG_LOGPROBS | _native.FLAG_MIN_TOKENS
+
+    core.submit(
+        np.array([1, 2], np.int32),
+        scope=scope,
+        max_output_tokens=1,
+        end_ids=none,
+        stop_ids=none,
+        seed=2**64 - 1,
+        flags=flags,
+        adapter=3,
+    )
+    core.plan(0)
+
+    assert int(buffers["flags"][0]) & ~0xFF == flags
+    assert buffers["adapter"][0] == 3
