@@ -92,10 +92,8 @@ class Executor:
         """
         step = self._buffer_sets[set_index]
         header = step["header"]
-        num_rows, num_tokens = (
-            int(header[_native.HEADER_NUM_ROWS]),
-            int(header[_native.HEADER_NUM_TOKENS]),
-        )
+        num_rows = int(header[_native.HEADER_NUM_ROWS])
+        num_tokens = int(header[_native.HEADER_NUM_TOKENS])
         assert not header[_native.HEADER_NUM_COPIES], "the core of this release plans no copies"
         self._apply_table_deltas(step["table_delta"][: header[_native.HEADER_NUM_TABLE_DELTAS]])
 

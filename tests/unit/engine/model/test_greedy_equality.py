@@ -37,8 +37,9 @@ def reference(tmp_path_factory):
     """Returns a checkpoint of a family and what the reference makes of PROMPTS."""
 
     @functools.cache
-    def make(family):
-        checkpoint = make_checkpoint(tmp_path_factory.mktemp(family), TinyModel(family=family))
+    def make(family, tied=False):
+        directory = tmp_path_factory.mktemp(family)
+        checkpoint = make_checkpoint(directory, TinyModel(family=family, tied=tied))
         model = load_reference(checkpoint)
         return checkpoint, [greedy(model, prompt) for prompt in PROMPTS]
 
@@ -66,6 +67,14 @@ def test_under_every_chunk_size(reference, family, chunk_tokens):
     outputs = engine.generate(PROMPTS, NUM_OUTPUT_TOKENS)
 
     assert outputs == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_with_tied_embeddings(reference, family):
+    checkpoint, expected = reference(family, tied=True)
+    engine = GreedyEngine(checkpoint, engine_config())
+
+    assert engine.generate(PROMPTS, NUM_OUTPUT_TOKENS) == expected
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 8])
