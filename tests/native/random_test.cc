@@ -19,6 +19,16 @@ TEST(Uniform, IsInTheUnitIntervalAndHasTheRightMean) {
   EXPECT_NEAR(sum / 10'000, 0.5, 0.01);
 }
 
+TEST(Uniform, FirstDrawsOfSmallSeedsAreSpreadOut) {
+  int num_low = 0;
+  for (std::uint64_t seed = 0; seed < 1'000; ++seed) {
+    if (Uniform(seed, 0, 0) < 0.001) ++num_low;
+  }
+
+  EXPECT_GT(Uniform(0, 0, 0), 0.001);
+  EXPECT_LE(num_low, 6);
+}
+
 TEST(Uniform, EveryCoordinateMatters) {
   std::set<double> values;
   for (std::uint64_t seed = 0; seed < 10; ++seed) {

@@ -137,7 +137,7 @@ def uniform(seed: int, output_index: int, position: int) -> float:
 
     counter = output_index << 32 | position
     key = mix((seed + gamma) & mask)
-    return (mix(key ^ mix((counter * gamma + gamma) & mask)) >> 11) / 2**53
+    return (mix((key + (counter + 1) * gamma) & mask) >> 11) / 2**53
 
 
 def test_uniforms_are_spread_evenly():

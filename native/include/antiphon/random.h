@@ -17,13 +17,15 @@ constexpr std::uint64_t Mix64(std::uint64_t x) {
 
 inline constexpr std::uint64_t kGoldenGamma = 0x9e3779b97f4a7c15ULL;
 
-// A number in [0, 1) with 53 random bits. The formula is part of what a seed promises to users.
+// A number in [0, 1) with 53 random bits: the counter-th of a splitmix64 stream that starts where
+// the seed is mixed to. (Mixing the counter too and joining the two by XOR would let equal inputs
+// cancel.) The formula is part of what a seed promises to users.
 constexpr double Uniform(std::uint64_t seed, std::uint32_t output_index,
                          std::uint32_t output_position) {
   const std::uint64_t counter = (static_cast<std::uint64_t>(output_index) << 32) |
                                 static_cast<std::uint64_t>(output_position);
   const std::uint64_t key = Mix64(seed + kGoldenGamma);
-  const std::uint64_t bits = Mix64(key ^ Mix64(counter * kGoldenGamma + kGoldenGamma));
+  const std::uint64_t bits = Mix64(key + (counter + 1) * kGoldenGamma);
   return static_cast<double>(bits >> 11) * 0x1.0p-53;
 }
 
