@@ -4,10 +4,7 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -19,62 +16,9 @@ from antiphon.v1 import (
 )
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from support.serve_command import Runner, address_in, children_of, serve_runner
 from support.tiny_checkpoints import make_checkpoint
 from support.tiny_tokenizers import save_byte_level_tokenizer
-
-
-@dataclass
-class Command:
-    """A server process and what it said."""
-
-    process: subprocess.Popen[str]
-
-    def read_ready_line(self) -> str:
-        """Waits for the ready line; the process ending first is a failure."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, self.process.communicate()[1]
-        return line.strip()
-
-    def end(self, number: int = signal.SIGTERM, limit_s: float = 20.0) -> tuple[int, str]:
-        """Sends a signal; returns the exit status and what was on standard error."""
-        self.process.send_signal(number)
-        _, log = self.process.communicate(timeout=limit_s)
-        return self.process.returncode, log
-
-
-class Runner:
-    """Starts servers, each in the same folder and with the same tiny checkpoint."""
-
-    def __init__(self, directory: Path, checkpoint: Path) -> None:
-        self.directory = directory
-        self.checkpoint = checkpoint
-        self.commands: list[Command] = []
-
-    def start(self, *flags: str, environ: Sequence[tuple[str, str]] = ()) -> Command:
-        """Starts a server on ports that the system chooses, unless the flags say others."""
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "antiphon_cli.main", "serve"),
-                *("--model", str(self.checkpoint), "--store", str(self.directory / "sessions.db")),
-                *("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"),
-                *("--set", "engine.kv_cache_tokens=4096", "--set", "engine.num_threads=1"),
-                *flags,
-            ],
-            env={**os.environ, "HOME": str(self.directory), **dict(environ)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=self.directory,
-        )
-        self.commands.append(Command(process))
-        return self.commands[-1]
-
-    def run(self, *flags: str, environ: Sequence[tuple[str, str]] = ()) -> tuple[int, str]:
-        """Runs a server that is to end by itself; returns exit status and standard error."""
-        process = self.start(*flags, environ=environ).process
-        _, log = process.communicate(timeout=30)
-        return process.returncode, log
 
 
 @pytest.fixture(scope="module")
@@ -85,16 +29,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runner(tmp_path: Path, checkpoint: Path) -> Iterator[Runner]:
-    made = Runner(tmp_path, checkpoint)
-    yield made
-    for command in made.commands:
-        if command.process.poll() is None:
-            command.process.kill()
-            command.process.communicate()
-
-
-def address_in(line: str) -> str:
-    return line.rsplit(" ", 1)[1]
+    with serve_runner(tmp_path, checkpoint) as made:
+        yield made
 
 
 def generate(channel: grpc.Channel, num_tokens: int) -> inference_pb2.GenerateResponse:
@@ -108,19 +44,6 @@ def generate(channel: grpc.Channel, num_tokens: int) -> inference_pb2.GenerateRe
         ),
         timeout=30,
     )
-
-
-def children_of(pid: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == pid:
-                found.append(int(entry.name))
-    return found
 
 
 def test_server_says_where_it_serves_answers_and_ends_with_zero(runner: Runner) -> None:

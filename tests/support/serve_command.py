@@ -1,0 +1,105 @@
+"""`antiphon serve` as people run it: a process of its own, with its engine's below it."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass
+class Command:
+    """A server process and what it said."""
+
+    process: subprocess.Popen[str]
+
+    def read_ready_line(self) -> str:
+        """Waits for the ready line; the process ending first is a failure."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.process.communicate()[1]
+        return line.strip()
+
+    def read_address(self) -> str:
+        """Waits until calls are answered and returns where."""
+        return address_in(self.read_ready_line())
+
+    def engine_id(self) -> int:
+        """Returns the process id of its engine."""
+        (engine_id,) = children_of(self.process.pid)
+        return engine_id
+
+    def end(self, number: int = signal.SIGTERM, limit_s: float = 20.0) -> tuple[int, str]:
+        """Sends a signal; returns the exit status and what was on standard error."""
+        self.process.send_signal(number)
+        _, log = self.process.communicate(timeout=limit_s)
+        return self.process.returncode, log
+
+
+class Runner:
+    """Starts servers, each in the same folder and with the same checkpoint."""
+
+    def __init__(self, directory: Path, checkpoint: Path) -> None:
+        self.directory = directory
+        self.checkpoint = checkpoint
+        self.commands: list[Command] = []
+
+    def start(self, *flags: str, environ: Sequence[tuple[str, str]] = ()) -> Command:
+        """Starts a server on ports that the system chooses, unless the flags say others."""
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "antiphon_cli.main", "serve"),
+                *("--model", str(self.checkpoint), "--store", str(self.directory / "sessions.db")),
+                *("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"),
+                *("--set", "engine.kv_cache_tokens=4096", "--set", "engine.num_threads=1"),
+                *flags,
+            ],
+            env={**os.environ, "HOME": str(self.directory), **dict(environ)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.directory,
+        )
+        self.commands.append(Command(process))
+        return self.commands[-1]
+
+    def run(self, *flags: str, environ: Sequence[tuple[str, str]] = ()) -> tuple[int, str]:
+        """Runs a server that is to end by itself; returns exit status and standard error."""
+        process = self.start(*flags, environ=environ).process
+        _, log = process.communicate(timeout=30)
+        return process.returncode, log
+
+
+@contextmanager
+def serve_runner(directory: Path, checkpoint: Path) -> Iterator[Runner]:
+    """Yields a runner, and ends the servers that still run when the block does."""
+    made = Runner(directory, checkpoint)
+    try:
+        yield made
+    finally:
+        for command in made.commands:
+            if command.process.poll() is None:
+                command.process.kill()
+                command.process.communicate()
+
+
+def address_in(line: str) -> str:
+    """Returns the address in a ready line."""
+    return line.rsplit(" ", 1)[1]
+
+
+def children_of(process_id: int) -> list[int]:
+    """Returns the ids of a process's children."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == process_id:
+                found.append(int(entry.name))
+    return found
