@@ -24,39 +24,53 @@ async def real_server(
         checkpoint: The directory of the model.
         settings: `section.key=value` each, over those of a small server on loopback ports.
     """
-    settings = (*_SMALL, *settings)
-    engine = await EngineLink.start(loopback_config(directory, settings).engine, checkpoint)
-    try:
+    async with _engine(directory, checkpoint, (*_SMALL, *settings)) as engine:
+        info = inspect_checkpoint(checkpoint)
         async with running_server(
             directory,
             engine=engine,
             checkpoint=checkpoint,
-            info=inspect_checkpoint(checkpoint),
-            settings=settings,
+            info=info,
+            settings=(*_SMALL, *settings),
         ) as running:
             yield running
-    finally:
-        await engine.close()
+
+
+@asynccontextmanager
+async def scripted_engine(
+    directory: Path, script: Script, *, settings: Sequence[str] = ()
+) -> AsyncIterator[EngineLink]:
+    """Runs an engine whose model says what the script says. Several servers may share it."""
+    command = write_script(directory / "script.json", script)
+    async with _engine(directory, directory, (*_SMALL, *settings), command=command) as engine:
+        yield engine
 
 
 @asynccontextmanager
 async def scripted_server(
-    directory: Path, tokenizer: Path, script: Script, *, settings: Sequence[str] = ()
+    directory: Path, tokenizer: Path, engine: EngineLink, *, settings: Sequence[str] = ()
 ) -> AsyncIterator[RunningServer]:
-    """Likewise, with a model that says what the script says in the words of a tokenizer."""
-    settings = (*_SMALL, *settings)
-    engine = await EngineLink.start(
-        loopback_config(directory, settings).engine,
-        tokenizer,
-        command=write_script(directory / "script.json", script),
-    )
-    info = replace(
-        INFO, vocabulary_size=script.vocabulary_size, context_tokens=script.context_tokens
-    )
+    """Serves a scripted engine in the words of a tokenizer, as `models/tiny`."""
+    facts = engine.facts
+    assert facts is not None
+    info = replace(INFO, vocabulary_size=facts.vocabulary_size, context_tokens=facts.context_tokens)
+    async with running_server(
+        directory, engine=engine, checkpoint=tokenizer, info=info, settings=settings
+    ) as running:
+        yield running
+
+
+@asynccontextmanager
+async def _engine(
+    directory: Path,
+    checkpoint: Path,
+    settings: Sequence[str],
+    *,
+    command: Sequence[str] | None = None,
+) -> AsyncIterator[EngineLink]:
+    config = loopback_config(directory, settings).engine
+    engine = await EngineLink.start(config, checkpoint, command=command)
     try:
-        async with running_server(
-            directory, engine=engine, checkpoint=tokenizer, info=info, settings=settings
-        ) as running:
-            yield running
+        yield engine
     finally:
         await engine.close()

@@ -38,6 +38,9 @@ class Script:
 
     texts: dict[str, list[int]] = field(default_factory=lambda: {"*": [0]})
     """By the prompt's last token id, or "*": the wanted token ids. The last is wanted for ever."""
+    texts_folder: str = ""
+    """Where files that are named for the prompt's last token id hold texts that go before those
+    above, as JSON. They are read as prompts come, so tests can write them at any time."""
     vocabulary_size: int = 1024
     context_tokens: int = 512
     step_delay_s: float = 0.0
@@ -67,6 +70,8 @@ class ScriptedExecutor:
         self._sets = [_make_buffers(config, script.context_tokens) for _ in range(2)]
         self._ends = np.zeros(config.max_rows, np.int64)
         """Of each slot, the last token of its prompt."""
+        self._texts: list[list[int]] = [[0]] * config.max_rows
+        """What each slot wants to say."""
         noise = np.random.default_rng(0).uniform(-NOISE, NOISE, 2 * script.vocabulary_size)
         self._noise = noise.astype(np.float32)
         self.num_steps = 0
@@ -85,8 +90,9 @@ class ScriptedExecutor:
             slot, position = int(plan["slot"][row]), int(plan["output_position"][row])
             if plan["flags"][row] & _native.FLAG_PREFILL:
                 self._ends[slot] = plan["input_ids"][plan["cu_q"][row + 1] - 1]
+                self._texts[slot] = self._text_behind(int(self._ends[slot]))
                 self._misbehave(int(self._ends[slot]))
-            logits[i] = self._logits(int(self._ends[slot]), position)
+            logits[i] = self._logits(slot, position)
         return torch.from_numpy(logits)
 
     def store_tokens(self, set_index: int, tokens: torch.Tensor) -> None:
@@ -96,8 +102,14 @@ class ScriptedExecutor:
         plan["num_tokens"][:num_rows] = num_samples
         plan["tokens"][np.nonzero(num_samples)[0], 0] = tokens.numpy()
 
-    def _logits(self, end: int, position: int) -> NDArray[np.float32]:
-        text = self._script.texts.get(str(end), self._script.texts.get("*", [0]))
+    def _text_behind(self, end: int) -> list[int]:
+        path = Path(self._script.texts_folder) / str(end)
+        if self._script.texts_folder and path.exists():
+            return msgspec.json.decode(path.read_bytes(), type=list[int])
+        return self._script.texts.get(str(end), self._script.texts.get("*", [0]))
+
+    def _logits(self, slot: int, position: int) -> NDArray[np.float32]:
+        end, text = int(self._ends[slot]), self._texts[slot]
         start = (31 * position + 7 * end) % self._script.vocabulary_size
         logits = self._noise[start : start + self._script.vocabulary_size].copy()
         logits[text[min(position, len(text) - 1)]] = WANTED_LOGIT
