@@ -154,6 +154,39 @@ def test_uniforms_are_spread_evenly():
     assert max(tenths) < 140
 
 
+def test_hits_that_no_request_holds_cost_as_much_as_new_blocks():
+    shape = CoreShape(num_blocks=5, block_tokens=2, max_context_tokens=8)
+    model = CoreModel(shape)
+    scope = model.scope("one")
+    cached = Ask(prompt=(1, 2, 3, 4, 5), scope=scope, max_output=1)
+    model.submit(cached)
+    model.run(fake_model)
+    model.submit(Ask(prompt=(6,), scope=scope, max_output=4))
+    model.submit(cached)
+
+    model.plan()
+    model.check()
+
+    assert model.core.stats()["num_running"] == 1
+    model.commit(fake_model)
+    model.run(fake_model)
+    assert model.core.stats()["num_generated_tokens_total"] == 6
+
+
+def test_follower_of_a_request_that_generates_starts_at_once():
+    model = CoreModel(ROOMY)
+    scope = model.scope("one")
+    ask = Ask(prompt=tuple(range(9)), scope=scope, max_output=9)
+    leader = model.submit(ask)
+    model.plan()
+    model.commit(lambda _request, _uniform: 1)
+
+    follower = model.submit(replace(ask, leader=leader))
+    model.plan()
+
+    assert model.requests[follower].reused == 8
+
+
 def test_equal_concurrent_prompts_share_their_blocks_once_computed():
     model = CoreModel(ROOMY)
     ask = Ask(prompt=tuple(range(8)), scope=model.scope("one"), max_output=6)
