@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from antiphon.v1 import session_pb2_grpc
 from antiphon.v1.session_pb2 import (
     CreateSessionRequest,
     GetTurnRequest,
@@ -24,7 +26,13 @@ from antiphon.v1.types_pb2 import (
 )
 
 from support.answers import LIMIT_S, fold_turn
-from support.server import RunningServer
+
+
+class SessionServer(Protocol):
+    """What has sessions."""
+
+    @property
+    def sessions(self) -> session_pb2_grpc.SessionServiceStub: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +64,14 @@ def said(role: "Role.ValueType", text: str) -> Item:
     return Item(message=ChatMessage(role=role, text=text))
 
 
-async def new_session(server: RunningServer, **values: object) -> str:
+async def new_session(server: SessionServer, **values: object) -> str:
     """Creates a session and returns its name."""
     request = CreateSessionRequest(session=Session(**values))
     return str((await server.sessions.CreateSession(request, timeout=LIMIT_S)).name)
 
 
 async def run_turn(
-    server: RunningServer, session: str, items: Sequence[Item], config: GenerationConfig
+    server: SessionServer, session: str, items: Sequence[Item], config: GenerationConfig
 ) -> TurnRun:
     """Runs a turn to its end, which must be a good one."""
     start = StartTurn(items=items, config=config)
@@ -77,7 +85,7 @@ async def run_turn(
     return run
 
 
-async def events_of_turn(server: RunningServer, session: str, start: StartTurn) -> list[TurnEvent]:
+async def events_of_turn(server: SessionServer, session: str, start: StartTurn) -> list[TurnEvent]:
     """Reads a turn to its end. Raises AioRpcError where it is refused or fails."""
     call = server.sessions.RunTurn(RunTurnRequest(session=session, turn=start), timeout=LIMIT_S)
     return [event async for event in call]

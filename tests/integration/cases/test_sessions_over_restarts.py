@@ -1,0 +1,168 @@
+"""Sessions outlive the processes that serve them."""
+
+import asyncio
+import itertools
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+import pytest_asyncio
+from antiphon.v1 import session_pb2_grpc
+from antiphon.v1.session_pb2 import (
+    GetTurnRequest,
+    ListTurnsRequest,
+    RunTurnRequest,
+    StartTurn,
+    Turn,
+)
+from antiphon.v1.types_pb2 import GenerationConfig, StopConditions
+
+from antiphon_engine.api.handle import EngineState
+from antiphon_engine.api.link import EngineLink
+from support.answers import LIMIT_S
+from support.canary import Canary
+from support.engine_links import until
+from support.real_server import real_server
+from support.refusals import refusal_of
+from support.serve_command import Command, Runner, serve_runner
+from support.session_rows import user
+from support.turn_runs import TurnRun, greedy, new_session, run_turn
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+QUESTIONS = ("Good morning", "Name three rivers", "and a lake", "Thank you")
+INSTRUCTIONS = "You are brief."
+CONFIG = greedy(20)
+ENDLESS = GenerationConfig(stop=StopConditions(max_output_tokens=300, ignore_eos=True))
+BLOCK_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A connection to a server in a process of its own."""
+
+    sessions: session_pb2_grpc.SessionServiceStub
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lives:
+    """A session that three server processes served one after another."""
+
+    runs: list[TurnRun]
+    """Two turns of the first process, which was told to stop; one of the second, which was killed
+    while another turn ran; one of the third."""
+    control: list[TurnRun]
+    """The same turns in a session that lived in one process."""
+    listed: list[Turn]
+    """What the third process found."""
+
+
+@asynccontextmanager
+async def connected(runner: Runner) -> AsyncIterator[tuple[Command, Client]]:
+    command = runner.start("--set", f"engine.block_tokens={BLOCK_TOKENS}")
+    address = await asyncio.to_thread(command.read_address)
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield command, Client(session_pb2_grpc.SessionServiceStub(channel))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def lives(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Lives:
+    directory = tmp_path_factory.mktemp("lives")
+    with serve_runner(directory, tiny_checkpoint) as runner:
+        async with connected(runner) as (command, client):
+            session = await new_session(client, instructions=INSTRUCTIONS)
+            runs = await ask_all(client, session, QUESTIONS[:2])
+            exit_status, log = await asyncio.to_thread(command.end, signal.SIGTERM)
+            assert exit_status == 0, log
+        async with connected(runner) as (command, client):
+            runs += await ask_all(client, session, QUESTIONS[2:3])
+            await leave_running(client, session)
+            await asyncio.to_thread(command.end, signal.SIGKILL)
+        async with connected(runner) as (_, client):
+            request = ListTurnsRequest(session=session, show_all=True)
+            listed = await client.sessions.ListTurns(request, timeout=LIMIT_S)
+            runs += await ask_all(client, session, QUESTIONS[3:])
+            whole = await new_session(client, instructions=INSTRUCTIONS)
+            control = await ask_all(client, whole, QUESTIONS)
+    return Lives(runs=runs, control=control, listed=list(listed.turns))
+
+
+async def ask_all(client: Client, session: str, questions: Sequence[str]) -> list[TurnRun]:
+    return [await run_turn(client, session, [user(text)], CONFIG) for text in questions]
+
+
+async def leave_running(client: Client, session: str) -> None:
+    """Starts a turn that goes on for long, and returns once it has said something."""
+    start = StartTurn(turn_id="lost", items=[user("Tell me everything")], config=ENDLESS)
+    call = client.sessions.RunTurn(RunTurnRequest(session=session, turn=start), timeout=LIMIT_S)
+    while not (await call.read()).HasField("delta"):
+        pass
+
+
+async def test_turn_of_a_live_session_computes_only_what_is_new(lives: Lives) -> None:
+    for earlier, run in [(lives.runs[0], lives.runs[1]), *itertools.pairwise(lives.control)]:
+        context = earlier.context
+        assert run.prompt_ids[: len(context)] == context
+        cached = run.usage.cached_prompt_tokens
+        assert (len(context) - 1) // BLOCK_TOKENS * BLOCK_TOKENS <= cached < len(run.prompt_ids)
+
+
+@pytest.mark.parametrize("first_of_a_process", [2, 3])
+async def test_next_turn_after_a_restart_goes_on_with_the_same_ids(
+    lives: Lives, first_of_a_process: int
+) -> None:
+    run, expected = lives.runs[first_of_a_process], lives.control[first_of_a_process]
+
+    assert run.usage.cached_prompt_tokens == 0
+    assert run.prompt_ids == expected.prompt_ids
+    assert run.output_ids == expected.output_ids
+
+
+async def test_restart_keeps_completed_turns_and_fails_those_that_ran(lives: Lives) -> None:
+    completed = [turn for turn in lives.listed if turn.state == Turn.STATE_COMPLETED]
+    lost = [turn for turn in lives.listed if turn.state == Turn.STATE_FAILED]
+
+    kept_ids = [list(turn.output.token_ids) for turn in completed]
+    assert kept_ids == [run.output_ids for run in lives.control[:3]]
+    assert [turn.name.rpartition("/")[2] for turn in lost] == ["lost"]
+    assert len(lives.listed) == 4
+
+
+async def test_session_goes_on_with_the_same_ids_when_its_engine_is_replaced(
+    tmp_path: Path, tiny_checkpoint: Path
+) -> None:
+    async with real_server(tmp_path, tiny_checkpoint) as server:
+        assert isinstance(server.engine, EngineLink)
+        session = await new_session(server)
+        first = await run_turn(server, session, [user(QUESTIONS[0])], CONFIG)
+        replaced = server.engine.process_id
+        assert replaced is not None
+        start = StartTurn(turn_id="lost", items=[user("Go on")], config=ENDLESS)
+        request = RunTurnRequest(session=session, turn=start)
+        call = server.sessions.RunTurn(request, timeout=LIMIT_S)
+        while not (await call.read()).HasField("started"):
+            pass
+
+        os.kill(replaced, signal.SIGKILL)
+
+        refusal = await refusal_of(lambda: read_all(call))
+        lost = await server.sessions.GetTurn(GetTurnRequest(name=f"{session}/turns/lost"))
+        await until(EngineState.READY, server.engine)
+        second = await run_turn(server, session, [user(QUESTIONS[1])], CONFIG)
+        canary = await Canary.of(server)
+
+    assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_DOWN")
+    assert (lost.state, lost.failure.reason) == (Turn.STATE_FAILED, "ENGINE_DOWN")
+    assert canary.engine_process_id != replaced
+    assert second.prompt_ids[: len(first.context)] == first.context
+    assert second.usage.cached_prompt_tokens == 0
+
+
+async def read_all(call: grpc.aio.UnaryStreamCall) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
