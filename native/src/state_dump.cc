@@ -1,5 +1,11 @@
 // The state as JSON. It has ids and counts but no tokens, so that it may go into a log.
-#include <sstream>
+// Text is appended to a string: iostreams reach into the C++ library's global locale, which an
+// extension module shares with whatever other libraries the process has loaded.
+#include <concepts>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "antiphon/engine_core.h"
 
@@ -7,8 +13,32 @@ namespace antiphon {
 
 namespace {
 
+class Json {
+ public:
+  Json& operator<<(std::string_view text) {
+    text_ += text;
+    return *this;
+  }
+
+  Json& operator<<(char character) {
+    text_ += character;
+    return *this;
+  }
+
+  template <std::integral Number>
+  Json& operator<<(Number number) {
+    text_ += std::to_string(number);
+    return *this;
+  }
+
+  std::string Take() { return std::move(text_); }
+
+ private:
+  std::string text_;
+};
+
 template <typename Values, typename Write>
-void WriteArray(std::ostream& out, const char* name, const Values& values, Write write) {
+void WriteArray(Json& out, const char* name, const Values& values, Write write) {
   out << '"' << name << "\":[";
   bool first = true;
   for (const auto& value : values) {
@@ -20,11 +50,11 @@ void WriteArray(std::ostream& out, const char* name, const Values& values, Write
 }
 
 template <typename Values>
-void WriteNumbers(std::ostream& out, const char* name, const Values& values) {
+void WriteNumbers(Json& out, const char* name, const Values& values) {
   WriteArray(out, name, values, [&out](const auto& value) { out << value; });
 }
 
-void WriteRequest(std::ostream& out, const Request& request) {
+void WriteRequest(Json& out, const Request& request) {
   out << "{\"handle\":" << request.handle << ",\"state\":\"" << StateName(request.state)
       << "\",\"epoch\":" << request.epoch << ",\"arrival\":" << request.arrival
       << ",\"priority\":" << request.priority << ",\"leader\":" << request.leader
@@ -42,7 +72,7 @@ void WriteRequest(std::ostream& out, const Request& request) {
 }  // namespace
 
 std::string EngineCore::DumpState() const {
-  std::ostringstream out;
+  Json out;
   const CoreStats counters = stats();
   out << "{\"step\":" << counters.step << ",\"num_running\":" << counters.num_running
       << ",\"num_waiting\":" << counters.num_waiting
@@ -85,7 +115,7 @@ std::string EngineCore::DumpState() const {
         << ",\"num_children\":" << index.num_children(node) << '}';
   });
   out << '}';
-  return out.str();
+  return out.Take();
 }
 
 }  // namespace antiphon
