@@ -65,7 +65,7 @@ async def stats_of(server: RunningServer) -> EngineStats:
 async def wait_for_prefill(server: RunningServer, num_tokens: int) -> None:
     """Waits until so many prompt tokens have been computed in all."""
     async with asyncio.timeout(LIMIT_S):
-        while (await stats_of(server)).num_prefilled_tokens_total < num_tokens:
+        while (await stats_of(server)).num_prefilled_tokens_total < num_tokens:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 
