@@ -84,12 +84,7 @@ async def ask_in_session(
     if not session:
         created = await server.sessions.CreateSession(CreateSessionRequest(), timeout=LIMIT_S)
         session = created.name
-    item = Item(message=ChatMessage(role=Role.ROLE_USER, text=text))
-    call = server.sessions.RunTurn(
-        RunTurnRequest(session=session, turn=StartTurn(items=[item], config=config)),
-        timeout=LIMIT_S,
-    )
-    events = [event async for event in call]
+    events = await run_turn(server, session, text, config)
     told = fold_turn(events)
     turn: Turn = await server.sessions.GetTurn(
         GetTurnRequest(name=f"{session}/turns/{events[0].turn_id}"), timeout=LIMIT_S
@@ -100,6 +95,15 @@ async def ask_in_session(
     assert kept == told
     assert turn.state == Turn.STATE_COMPLETED
     return session, turn
+
+
+async def run_turn(
+    server: RunningServer, session: str, text: str, config: GenerationConfig
+) -> list[TurnEvent]:
+    """Runs a turn in a session to its end and returns its events."""
+    item = Item(message=ChatMessage(role=Role.ROLE_USER, text=text))
+    request = RunTurnRequest(session=session, turn=StartTurn(items=[item], config=config))
+    return [event async for event in server.sessions.RunTurn(request, timeout=LIMIT_S)]
 
 
 def fold(responses: Sequence[StreamGenerateResponse], num_outputs: int) -> GenerateResponse:

@@ -8,8 +8,11 @@ import torch
 from numpy.typing import NDArray
 
 from antiphon_engine.api.messages import SamplingParams
-from support.sampling_reference import distribution, penalised
+from support.sampling_reference import penalised
 from support.tiny_checkpoints import load_reference
+
+_SLACK = 1e-3
+"""How far the logits of two libraries may be apart."""
 
 
 class LogitReference:
@@ -31,16 +34,17 @@ class LogitReference:
         logits = self.behind(prompt, output)
         return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
-    def possible(
-        self, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
-    ) -> list[set[int]]:
-        """Returns the tokens that the parameters let stand at each place of the output."""
+    def allow(self, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> bool:
+        """Says whether the parameters let every token of the output stand at its place."""
         logits = self.behind(prompt, output)
-        sets = []
-        for i in range(len(output)):
-            changed = penalised(logits[i], params, prompt=[*prompt], output=[*output[:i]])
-            sets.append(set(np.nonzero(distribution(changed, params))[0].tolist()))
-        return sets
+        return all(
+            _keep(
+                penalised(logits[i], params, prompt=[*prompt], output=[*output[:i]]),
+                params,
+                token_id,
+            )
+            for i, token_id in enumerate(output)
+        )
 
     def margins(
         self, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
@@ -52,3 +56,20 @@ class LogitReference:
             changed = penalised(logits[i], params, prompt=[*prompt], output=[*output[:i]])
             margins.append(float(changed.max() - changed[token_id]))
         return margins
+
+
+def _keep(logits: NDArray[np.float64], params: SamplingParams, token_id: int) -> bool:
+    """Says whether min-p, top-k and top-p, in this order, may keep a token, rounding aside."""
+    temperature = max(params.temperature, 1e-5)
+    scaled = (logits - logits.max()) / temperature
+    slack = _SLACK / temperature
+    if params.temperature < 1e-5:
+        return bool(scaled[token_id] >= -slack)
+    likelier = scaled > scaled[token_id] + slack
+    if params.min_p > 0 and scaled[token_id] < np.log(params.min_p) - slack:
+        return False
+    if params.top_k and likelier.sum() >= params.top_k:
+        return False
+    kept = np.sort(scaled[scaled >= np.log(max(params.min_p, 1e-300)) - slack])[::-1]
+    total = np.exp(kept[: params.top_k or None]).sum()
+    return bool(np.exp(scaled[likelier]).sum() <= params.top_p * total * (1 + slack))
