@@ -33,8 +33,8 @@ from antiphon.v1.types_pb2 import (
     TokenIds,
 )
 
-LONG_PROMPT_TOKENS: Final = 3000
-MAX_OUTPUT_TOKENS: Final = 4000
+LONG_PROMPT_TOKENS: Final = 6000
+MAX_OUTPUT_TOKENS: Final = 2000
 TURN_ID: Final = "long"
 KINDS: Final = ("unary", "stream", "run_turn", "converse")
 STREAMED_KINDS: Final = KINDS[1:]

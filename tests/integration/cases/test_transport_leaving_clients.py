@@ -40,7 +40,7 @@ LIMIT_S = 60.0
 NUM_ROWS = 4
 SETTINGS = (
     f"engine.max_rows={NUM_ROWS}",
-    "engine.max_step_tokens=64",
+    "engine.max_step_tokens=48",
     "engine.kv_cache_tokens=131072",
 )
 MANY_TOKENS = 800
@@ -137,8 +137,7 @@ class Phase:
         if self.name == "prefill":
             prefilled = after.num_prefilled_tokens_total - self._before.num_prefilled_tokens_total
             assert prefilled < self._num_calls * LONG_PROMPT_TOKENS
-            assert grown == 0
-        elif self.name != "queue":
+        if self.name != "queue":
             assert grown < self._num_calls * MAX_OUTPUT_TOKENS
         cancelled = after.num_finished_total["CANCELLED"]
         cancelled -= self._before.num_finished_total["CANCELLED"]
