@@ -7,6 +7,7 @@ import tokenizers
 
 from antiphon_engine.api.errors import StartupError
 from antiphon_server.text.control_tokens import ControlTokens
+from antiphon_server.text.unlocked import encode_unlocked
 
 _ANCHOR = "\ufdd0\ufdef\ufdd1"  # noncharacters: no text that means anything holds them
 _NORMALIZED_ANCHOR = "\ufdd2\ufdef\ufdd3"
@@ -51,7 +52,8 @@ class PlainEncoder:
             anchor: _id_of(plain, anchor) for anchor in (_ANCHOR, _NORMALIZED_ANCHOR)
         }
         self._puts_blank_behind_token = self._adds_blank_behind_token(bytes_by_id)
-        self._cut_inside = self._find_texts_to_cut()
+        self._texts_to_cut = self._find_texts_to_cut()
+        self._cut_inside = re.compile("|".join(map(re.escape, self._texts_to_cut)))
 
     def encode_beginning(self, text: str) -> list[int]:
         """The ids of a text's first piece."""
@@ -86,10 +88,10 @@ class PlainEncoder:
         return self._ids_behind(_ANCHOR, text)
 
     def _ids_at_beginning(self, text: str) -> list[int]:
-        return self._real(self._plain.encode(text, add_special_tokens=False).ids)
+        return self._real(encode_unlocked(self._plain, text, add_special_tokens=False))
 
     def _ids_behind(self, anchor: str, text: str) -> list[int]:
-        ids = self._plain.encode(anchor + text, add_special_tokens=False).ids
+        ids = encode_unlocked(self._plain, anchor + text, add_special_tokens=False)
         # A dummy blank may stand before the anchor.
         return self._real(ids[ids.index(self._anchor_ids[anchor]) + 1 :])
 
@@ -115,6 +117,9 @@ class PlainEncoder:
 
     def _cut(self, text: str) -> list[str]:
         """Cuts the text inside of everything that would come out as a control token."""
+        # Hardly any text holds one, and a plain search of a long text is far quicker.
+        if not any(harmful in text for harmful in self._texts_to_cut):
+            return [text]
         pieces: list[str] = []
         start = 0
         for match in self._cut_inside.finditer(text):
@@ -123,8 +128,8 @@ class PlainEncoder:
         pieces.append(text[start:])
         return pieces
 
-    def _find_texts_to_cut(self) -> re.Pattern[str]:
-        """Some models' own vocabularies hold control tokens as plain words."""
+    def _find_texts_to_cut(self) -> list[str]:
+        """Returns them, longest first: some vocabularies hold control tokens as plain words."""
         texts = [_ANCHOR, _NORMALIZED_ANCHOR]
         texts += [
             text
@@ -132,7 +137,7 @@ class PlainEncoder:
             if not self._controls.ids.isdisjoint(self._ids_behind(_ANCHOR, text))
             or not self._controls.ids.isdisjoint(self._ids_at_beginning(text))
         ]
-        return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
+        return sorted(texts, key=len, reverse=True)
 
 
 def _id_of(tokenizer: tokenizers.Tokenizer, token: str) -> int:

@@ -17,6 +17,7 @@ from antiphon_server.text.tokenizer_files import (
     TokenizerFiles,
     read_tokenizer_files,
 )
+from antiphon_server.text.unlocked import encode_unlocked
 
 
 class Tokenizer:
@@ -87,7 +88,7 @@ class Tokenizer:
                 tokens; if not, they stay visible text.
         """
         if allow_special_tokens:
-            return self._full.encode(text, add_special_tokens=add_special_tokens).ids
+            return encode_unlocked(self._full, text, add_special_tokens=add_special_tokens)
         ids = self.plain.encode_beginning(text)
         if not add_special_tokens:
             return ids

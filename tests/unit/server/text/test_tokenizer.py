@@ -1,5 +1,7 @@
 import json
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,22 @@ def test_a_text_without_special_tokens_is_encoded_the_same_either_way(pair):
     ]
 
     assert either[0] == either[1]
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_long_text_is_encoded_while_other_threads_run(pair, allowed):
+    text = "The harbour lay quiet while the morning ferry turned. " * 8000
+    encode = threading.Thread(
+        target=lambda: pair.ours.encode(text, add_special_tokens=True, allow_special_tokens=allowed)
+    )
+    num_rounds = 0
+
+    encode.start()
+    while encode.is_alive():
+        time.sleep(0.001)
+        num_rounds += 1
+
+    assert num_rounds > 20
 
 
 def test_settings_decide_what_goes_around_a_text(byte_fallback, tmp_path):
