@@ -13,10 +13,10 @@ from typing import Final, TypeAlias, cast
 
 import grpc
 import structlog
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from grpc.aio import ServicerContext
 
-from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_engine.api.errors import AntiphonError, ErrorReason, FieldViolation, InvalidRequest
 from antiphon_server.offload import Offload
 from antiphon_server.status import CODES, to_rpc_status
 from antiphon_server.validation_unknown import check_unknown_fields
@@ -31,9 +31,20 @@ _LARGE_BYTES: Final = 64 << 10
 
 Context = ServicerContext[Message, Message]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Message, Message]"
-Requests = Message | AsyncIterator[Message]
-AnswerOnce = Callable[[Requests, Context], Awaitable[Message]]
-AnswerMany = Callable[[Requests, Context], AsyncGenerator[Message, None]]
+Read = Callable[[bytes], "Message | _Unreadable"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Unreadable:
+    """Stands for bytes that are no message, until their call is refused with details."""
+
+    cause: str
+
+
+Requests = Message | _Unreadable | AsyncIterator[Message | _Unreadable]
+Readable = Message | AsyncIterator[Message]
+AnswerOnce = Callable[[Readable, Context], Awaitable[Message]]
+AnswerMany = Callable[[Readable, Context], AsyncGenerator[Message, None]]
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -107,7 +118,9 @@ class _Method:
             (True, False): grpc.stream_unary_rpc_method_handler,
             (True, True): grpc.stream_stream_rpc_method_handler,
         }[handler.request_streaming, handler.response_streaming]
-        made: Handler = make(wrapped, handler.request_deserializer, handler.response_serializer)
+        assert handler.request_deserializer is not None
+        read = cast("Callable[[bytes], Message]", _note_failure(handler.request_deserializer))
+        made: Handler = make(wrapped, read, handler.response_serializer)
         return made
 
     def _answer(self, behavior: AnswerOnce) -> AnswerOnce:
@@ -115,8 +128,7 @@ class _Method:
 
         async def answer(request: Requests, context: Context) -> Message:
             async with self._call(context):
-                await self._check(request)
-                return await behavior(request, context)
+                return await behavior(await self._checked(request), context)
 
         return answer
 
@@ -125,33 +137,35 @@ class _Method:
 
         async def generate(request: Requests, context: Context) -> AsyncGenerator[Message, None]:
             async with self._call(context):
-                await self._check(request)
+                checked = await self._checked(request)
                 # Closed here and now, so that a cancelled call lets go at once of what it holds.
-                async with contextlib.aclosing(behavior(request, context)) as answers:
+                async with contextlib.aclosing(behavior(checked, context)) as answers:
                     async for response in answers:
                         yield response
 
         return generate
 
-    async def _refuse(self, request: Requests, context: Context) -> Message:
+    async def _refuse(self, request: Readable, context: Context) -> Message:
         raise AntiphonError(
             ErrorReason.UNSUPPORTED_FEATURE,
             f"this release has no {self.name.replace('/', '.')}",
             metadata={"capability": self.name.replace("/", ".")},
         )
 
-    async def _check(self, request: Requests) -> None:
-        """Refuses a request with fields that this server does not know.
+    async def _checked(self, request: Requests) -> Message | AsyncIterator[Message]:
+        """Refuses a request that can't be read, or has fields that this server does not know.
 
-        Frames of a stream are checked where they are handled, so that one is refused without the
-        others.
+        Frames of a stream are looked through for fields where they are handled, so that one is
+        refused without the others.
         """
-        if not isinstance(request, Message):
-            return
-        if request.ByteSize() > _LARGE_BYTES:
-            await self.offload.run(check_unknown_fields, request, "")
+        if not isinstance(request, Message | _Unreadable):
+            return _readable_ones(request)
+        message = _readable(request)
+        if message.ByteSize() > _LARGE_BYTES:
+            await self.offload.run(check_unknown_fields, message, "")
         else:
-            check_unknown_fields(request, "")
+            check_unknown_fields(message, "")
+        return message
 
     def _call(self, context: Context) -> _Call:
         return _Call(self.name, context, self.draw_request_id(), self.count_call())
@@ -210,6 +224,29 @@ class _Call:
 
     def _duration_s(self) -> float:
         return round(time.monotonic() - self._start_s, 6)
+
+
+def _note_failure(read: Callable[[bytes], Message]) -> Read:
+    """Returns a reader that raises nothing: the transport would call that a fault of its own."""
+
+    def note_failure(data: bytes) -> Message | _Unreadable:
+        try:
+            return read(data)
+        except DecodeError as error:
+            return _Unreadable(str(error))
+
+    return note_failure
+
+
+def _readable(request: Message | _Unreadable) -> Message:
+    if isinstance(request, _Unreadable):
+        raise InvalidRequest(FieldViolation("request", f"can't be read: {request.cause}"))
+    return request
+
+
+async def _readable_ones(requests: AsyncIterator[Message | _Unreadable]) -> AsyncIterator[Message]:
+    async for request in requests:
+        yield _readable(request)
 
 
 def _is_transport_error(error: Exception) -> bool:

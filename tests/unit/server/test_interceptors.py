@@ -92,6 +92,7 @@ class Served:
     supervision: Supervision
     stub: inference_pb2_grpc.InferenceServiceStub
     session_stub: session_pb2_grpc.SessionServiceStub
+    channel: grpc.aio.Channel
 
 
 @pytest.fixture
@@ -118,6 +119,7 @@ async def served() -> AsyncIterator[Served]:
             supervision,
             inference_pb2_grpc.InferenceServiceStub(channel),
             session_pb2_grpc.SessionServiceStub(channel),
+            channel,
         )
     await server.stop(0)
     offload.close()
@@ -302,6 +304,39 @@ async def test_unknown_field_is_refused_by_path_and_number(
     assert "config.stop" in bad.field_violations[0].field
     assert "1000" in caught.value.details()
     assert served.inference.num_calls == 0
+
+
+@pytest.mark.usefixtures("logging_as_before")
+@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\x0a\x05ab", b"\x0a\x02\xff\xfe"])
+@pytest.mark.parametrize(
+    ("method", "streams_requests"),
+    [
+        ("InferenceService/Generate", False),
+        ("InferenceService/StreamGenerate", False),
+        ("SessionService/Converse", True),
+    ],
+)
+async def test_bytes_that_are_no_message_are_the_callers_fault(
+    served: Served, method: str, streams_requests: bool, data: bytes
+) -> None:
+    log = io.StringIO()
+    configure_logging(LoggingConfig(format="json"), log)
+    path = f"/antiphon.v1.{method}"
+    call = (
+        served.channel.stream_stream(path)(iter([data]))
+        if streams_requests
+        else served.channel.unary_stream(path)(data)
+    )
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    (info,) = await details_of(caught.value, error_details_pb2.ErrorInfo)
+    assert info.reason == "INVALID_FIELD"
+    assert "can't be read" in caught.value.details()
+    assert served.inference.num_calls == 0
+    assert '"level": "error"' not in log.getvalue()
 
 
 @pytest.mark.parametrize(
