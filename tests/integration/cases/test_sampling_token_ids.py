@@ -107,7 +107,7 @@ async def test_id_of_the_vocabulary_works_in_every_field(
 
 async def test_neighbours_do_not_notice_ids_at_the_edge_and_beyond_it(tiny: RunningServer) -> None:
     plain = [
-        request_for(GREEDY, prompt=[*PROMPT[: 30 + i], 500 + i], num_tokens=400) for i in range(4)
+        request_for(GREEDY, prompt=[*PROMPT[: 30 + i], 500 + i], num_tokens=150) for i in range(4)
     ]
     alone = [await token_ids_of(tiny, request) for request in plain]
     running = [RunningCall(tiny, request) for request in plain]
