@@ -95,11 +95,10 @@ class History:
         """Renders the next prompt. CPU work; changes nothing.
 
         Raises:
-            AntiphonError: there is nothing to answer, or the template refuses it.
+            AntiphonError: the template refuses it.
         """
         fresh = (*self.pending, *new_items)
-        if not fresh:
-            raise nothing_to_answer()
+        assert fresh, "there is something to answer"
         if self.rerenders:
             whole = renderer.render_conversation((*self.items, *fresh), instructions=instructions)
             return Prepared(prompt_ids=array("i", whole.token_ids), tokens=TurnTokens())
@@ -170,11 +169,11 @@ def prompt_of(row: TurnRow, earlier: Sequence[TurnRow]) -> "array[int]":
     )
 
 
-def nothing_to_answer() -> InvalidRequest:
+def nothing_to_answer(path: str) -> InvalidRequest:
     """Returns the error for a turn without items where none were appended since the last answer."""
     return InvalidRequest(
         FieldViolation(
-            "generate.items", "must not be empty unless items were appended since the last answer"
+            f"{path}.items", "must not be empty unless items were appended since the last answer"
         )
     )
 

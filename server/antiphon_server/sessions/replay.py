@@ -32,10 +32,11 @@ def replayed_events(turn: Turn, *, etag: str, prompt: Sequence[PromptPart]) -> l
         )
         events.append(TurnEvent(started=started))
         events += (TurnEvent(prompt_part=part) for part in prompt)
-        events += (TurnEvent(delta=delta) for delta in _pieces(turn.output))
-    # A turn never had fewer events than it has pieces of bounded size, so there is room.
     last = max(turn.last_sequence, 2)
     events = events[: last - 1]
+    # A turn whose output came at a few strokes has numbers for as few pieces.
+    pieces = _pieces(turn.output, most=last - 1 - len(events))
+    events += (TurnEvent(delta=delta) for delta in pieces)
     for sequence, event in enumerate(events, start=1):
         event.first_sequence = event.sequence = sequence
     events[-1].sequence = last - 1
@@ -61,13 +62,19 @@ def _terminal(turn: Turn, etag: str, sequence: int) -> TurnEvent:
     return event
 
 
-def _pieces(output: Output) -> Iterator[Delta]:
-    """Yields an output cut so that each piece keeps far below a message's bound."""
+def _pieces(output: Output, *, most: int) -> Iterator[Delta]:
+    """Yields an output cut so that each piece keeps far below a message's bound.
+
+    Args:
+        output: The output.
+        most: The most pieces that there may be.
+    """
     num_tokens = max(len(output.token_ids), len(output.logprobs))
-    num_pieces = max(
+    wanted = max(
         -(-len(output.text) // _PIECE_CHARACTERS),
         -(-num_tokens // _PIECE_TOKENS) if output.logprobs else -(-num_tokens // (128 << 10)),
     )
+    num_pieces = min(wanted, most)
     for index in range(num_pieces):
         texts, tokens = (
             slice(length * index // num_pieces, length * (index + 1) // num_pieces)

@@ -17,7 +17,7 @@ from antiphon_server.convert import to_prompt_parts
 from antiphon_server.generation import Generation, GenerationSpec
 from antiphon_server.served_models import find_model
 from antiphon_server.sessions.failures import turn_timeout
-from antiphon_server.sessions.history import History
+from antiphon_server.sessions.history import History, nothing_to_answer
 from antiphon_server.sessions.records import SessionKey, TurnTokens
 from antiphon_server.sessions.surroundings import Surroundings
 from antiphon_server.sessions.turn import LiveTurn, join_output
@@ -51,6 +51,9 @@ async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings)
         AntiphonError: it failed.
     """
     model = find_model(surroundings.models, context.model)
+    if not (context.history.pending or turn.request.items):
+        # What was appended before it failed.
+        raise nothing_to_answer(turn.request.path)
     prepared = await surroundings.offload.run(
         context.history.prepare, model.renderer, turn.request.items, turn.instructions
     )

@@ -17,6 +17,7 @@ from antiphon_server.sessions.surroundings import Surroundings
 from antiphon_server.sessions.times import NS_PER_S
 from antiphon_server.sessions.turn import LiveTurn
 from antiphon_server.sessions.turn_generation import Context, Outcome, generate
+from antiphon_server.sessions.turn_request import TurnRequest
 from antiphon_server.status import to_failure
 
 _STOPPED_EARLY: Final = "The turn was stopped before it had any output."
@@ -70,14 +71,14 @@ class TurnQueue:
                 retry_delay_s=1.0,
             )
 
-    def check_answerable(self, *, has_items: bool) -> None:
+    def check_answerable(self, request: TurnRequest) -> None:
         """Checks that a turn will have something to answer. Raises InvalidRequest."""
         last = next(reversed(self._live.values()), None)
         appended = (
             bool(self._ledger.history.pending) if last is None else not last.request.generates
         )
-        if not has_items and not appended:
-            raise nothing_to_answer()
+        if not request.items and not appended:
+            raise nothing_to_answer(request.path)
 
     def add(self, turn: LiveTurn) -> None:
         """Takes a turn in; its `accepted` tells when that is durable."""

@@ -1,5 +1,7 @@
 import asyncio
+from dataclasses import replace
 
+import msgspec
 import pytest
 from antiphon.v1.session_pb2 import (
     HISTORY_POLICY_RERENDER,
@@ -7,12 +9,15 @@ from antiphon.v1.session_pb2 import (
     ListTurnsRequest,
     StartTurn,
     Turn,
+    TurnEvent,
 )
 from antiphon.v1.types_pb2 import (
     FINISH_REASON_MAX_OUTPUT_TOKENS,
     GenerationConfig,
     OutputOptions,
+    PositionLogprobs,
     SamplingParams,
+    StopConditions,
 )
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.empty_pb2 import Empty
@@ -20,12 +25,13 @@ from google.protobuf.empty_pb2 import Empty
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_server.sessions.listing import list_turns
 from antiphon_server.sessions.turn_request import read_start_turn
-from support.fake_engine import FakeEngine, fixed_ids
+from support.fake_engine import FACTS, FakeEngine, fixed_ids
 from support.fake_renderer import ANSWER, BEGIN, NEXT, REFUSED, TURN, FakeRenderer
 from support.session_bench import (
     KEY,
     BenchSpec,
     SessionBench,
+    eventually,
     session_bench,
     start_turn,
     text_of,
@@ -139,7 +145,7 @@ async def test_there_must_be_something_to_answer(bench: SessionBench):
 
     for error in (before, after):
         assert error.reason is ErrorReason.INVALID_FIELD
-        assert error.violations[0].field == "generate.items"
+        assert error.violations[0].field == "turn.items"
 
 
 async def test_a_restart_keeps_turns_and_ids_and_the_next_turn_goes_on(spec: BenchSpec):
@@ -350,3 +356,33 @@ async def test_defaults_hold_under_the_turns_own_values(spec: BenchSpec):
         sampling = (await bench.turn("t1")).config.sampling
 
     assert (sampling.temperature, sampling.top_k) == (0.5, 4)
+
+
+async def test_a_retry_replays_whole_what_came_in_one_piece(spec: BenchSpec):
+    facts = msgspec.structs.replace(FACTS, context_tokens=8192, kv_cache_tokens=16384)
+    config = GenerationConfig(
+        stop=StopConditions(max_output_tokens=2000, ignore_eos=True),
+        output=OutputOptions(top_logprobs=0, token_ids=True),
+    )
+    start = StartTurn(turn_id="t", items=[user("hi")], config=config)
+    async with session_bench(replace(spec, engine=lambda: FakeEngine(facts=facts))) as bench:
+        await bench.create()
+        bench.engine.hold()
+        running = asyncio.create_task(bench.follow(start))
+        await eventually(lambda: bool(bench.engine.requests))
+        bench.engine.step(2000)
+
+        told = await running
+        again = await bench.follow(start)
+
+    assert sum(event.HasField("delta") for event in told) == 1
+    assert deltas_of(again) == deltas_of(told)
+
+
+def deltas_of(events: list[TurnEvent]) -> tuple[str, list[int], list[PositionLogprobs]]:
+    deltas = [event.delta for event in events]
+    return (
+        text_of(events),
+        [token_id for delta in deltas for token_id in delta.token_ids],
+        [entry for delta in deltas for entry in delta.logprobs],
+    )
