@@ -84,11 +84,10 @@ def prepare(connection: sqlite3.Connection, path: Path) -> int:
     try:
         application_id = _pragma(connection, "application_id")
         version = _pragma(connection, "user_version")
+        has_tables = _has_tables(connection)
     except sqlite3.DatabaseError as error:
         raise StartupError(f"{path} can't be used as a session store: {error}") from error
-    if application_id not in (0, APPLICATION_ID) or (
-        application_id == 0 and _has_tables(connection)
-    ):
+    if application_id not in (0, APPLICATION_ID) or (application_id == 0 and has_tables):
         raise StartupError(f"{path} is a database of another program; name another store.path")
     if version > len(MIGRATIONS):
         raise StartupError(

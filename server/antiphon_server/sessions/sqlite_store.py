@@ -66,6 +66,9 @@ class SqliteStore:
         except StartupError:
             connections.close()
             raise
+        except sqlite3.Error as error:
+            connections.close()
+            raise StartupError(f"{path} can't be used as a session store: {error}") from error
         return cls(connections, writes=Writes(owner, epoch))
 
     @property
@@ -251,8 +254,10 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 def _lock(path: Path) -> int:
     """Returns a file descriptor that holds the store's lock until it is closed."""
-    lock_path = path.with_name(path.name + ".lock")
     try:
+        # The file itself: two names of it must not make two locks.
+        path = path.resolve()
+        lock_path = path.with_name(path.name + ".lock")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock_fd = os.open(lock_path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:

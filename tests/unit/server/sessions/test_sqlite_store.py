@@ -383,3 +383,11 @@ async def test_nothing_that_was_acknowledged_is_lost_when_the_process_is_killed(
     assert history == [completed_row(position) for position in kept]
     assert session is not None
     assert session.version == kept[-1] + 1
+
+
+def test_another_name_of_the_file_makes_no_second_lock(path: Path, store: SqliteStore):
+    other = path.with_name("other.db")
+    other.symlink_to(path)
+
+    with pytest.raises(StartupError, match="another server uses"):
+        SqliteStore.open(other, synchronous="normal", owner="second")
