@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sized
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Final
 
@@ -17,7 +17,7 @@ from antiphon.v1.session_pb2 import (
 )
 from antiphon.v1.types_pb2 import GoAway
 
-from antiphon_engine.api.errors import AntiphonError, FieldViolation, InvalidRequest
+from antiphon_engine.api.errors import AntiphonError, ErrorReason, FieldViolation, InvalidRequest
 from antiphon_server.capabilities import unsupported_feature
 from antiphon_server.sessions.attachment import Attachment
 from antiphon_server.sessions.event_log import EventReader
@@ -31,7 +31,10 @@ from antiphon_server.status import to_failure
 from antiphon_server.validation import check_unknown_fields
 
 MAX_WAITING_FRAMES: Final = 64
-"""Turns, and rejections, of one stream that are to be told; beyond it its own frames wait."""
+"""Turns that ended, and rejections, that one stream is to tell; beyond it its own frames wait."""
+
+MAX_REPEATS: Final = 4
+"""How often one stream tells of a turn that has not ended at a time."""
 
 Requests = AsyncIterator[ConverseRequest]
 
@@ -80,7 +83,9 @@ class Conversation:
         if kind == "name":
             return parse_session_name(self._tenant, frame.open.name, "open.name")
         if kind == "create":
-            session = await self._registry.create(self._tenant, frame.open.create)
+            session = await self._registry.create(
+                self._tenant, frame.open.create, path="open.create"
+            )
             return parse_session_name(self._tenant, session.name, "open.create")
         raise InvalidRequest(FieldViolation("open", "must have name or create set"))
 
@@ -211,14 +216,29 @@ class _Stream:
 
     async def _start(self, request: TurnRequest) -> None:
         turn = await self._session.start_turn(request, attachment=self._attachment)
+        if turn.live:
+            self._check_repeated(turn.turn_id)
         if turn.live and request.cancels_on_disconnect:
             self._cancelled_on_disconnect[turn.turn_id] = turn.live
-        await self._wait_for_room(self._readers)
+        # Turns that run don't count: to wait for one would hold up the frame that cancels it.
+        await self._wait_for_room(lambda: sum(reader.turn_ended for reader in self._readers))
         reader = turn.log.open_reader(self._attachment.wake, frame_id=request.frame_id)
         self._readers.append(reader)
 
+    def _check_repeated(self, turn_id: str) -> None:
+        """Bounds how often a turn is told at a time. Raises AntiphonError, OVERLOADED."""
+        num_told = sum(reader.turn_id == turn_id for reader in self._readers)
+        if num_told >= MAX_REPEATS:
+            raise AntiphonError(
+                ErrorReason.OVERLOADED,
+                f"This stream tells of the turn {num_told} times already; the limit is"
+                f" {MAX_REPEATS}. Read on, or try again when it has ended.",
+                metadata={"turn": turn_id, "limit": str(MAX_REPEATS)},
+                retry_delay_s=1.0,
+            )
+
     async def _reject(self, frame: ConverseRequest, error: AntiphonError) -> None:
-        await self._wait_for_room(self._rejected)
+        await self._wait_for_room(lambda: len(self._rejected))
         self._rejected.append(
             FrameRejected(
                 frame_id=frame.frame_id[:256],
@@ -228,8 +248,8 @@ class _Stream:
         )
         self._attachment.wake.set()
 
-    async def _wait_for_room(self, waiting: Sized) -> None:
-        while len(waiting) >= MAX_WAITING_FRAMES:
+    async def _wait_for_room(self, count_waiting: Callable[[], int]) -> None:
+        while count_waiting() >= MAX_WAITING_FRAMES:
             self._room.clear()
             await self._room.wait()
 

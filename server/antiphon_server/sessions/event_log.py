@@ -144,6 +144,11 @@ class EventReader:
         return self._log.turn_id
 
     @property
+    def turn_ended(self) -> bool:
+        """Whether all that is left to read is there."""
+        return self._log.ended
+
+    @property
     def finished(self) -> bool:
         """Whether the terminal event has been read."""
         return self._log.ended and self.sequence == self._log.last_sequence

@@ -11,10 +11,12 @@ from antiphon.v1.session_pb2 import CreateSessionRequest, Session, Turn, UpdateS
 from google.protobuf.duration_pb2 import Duration
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_server.answer_size import check_answer_size
 from antiphon_server.generation import Generator
 from antiphon_server.offload import Offload
 from antiphon_server.served_model import ServedModel
 from antiphon_server.served_models import find_model
+from antiphon_server.sessions.changes import Changes
 from antiphon_server.sessions.failures import mark_stopped, server_stopped
 from antiphon_server.sessions.history import load_history
 from antiphon_server.sessions.ledger import Ledger
@@ -30,7 +32,12 @@ from antiphon_server.sessions.records import (
 )
 from antiphon_server.sessions.session import LiveSession
 from antiphon_server.sessions.session_requests import Checker, check_create, read_update, settable
-from antiphon_server.sessions.session_rows import behind_turn, present, with_expiry
+from antiphon_server.sessions.session_rows import (
+    SMALLER_SESSION,
+    behind_turn,
+    present,
+    with_expiry,
+)
 from antiphon_server.sessions.store import SessionStore
 from antiphon_server.sessions.surroundings import Surroundings
 from antiphon_server.sessions.sweeper import Sweeper
@@ -77,6 +84,7 @@ class SessionRegistry:
         self._loaded: OrderedDict[SessionKey, LiveSession] = OrderedDict()
         self._loading: dict[SessionKey, asyncio.Task[LiveSession]] = {}
         self._sweeper = Sweeper(self._surroundings, self.expire)
+        self._changes = Changes()
         self._num_sessions = 0
         self._drain: tuple[AntiphonError, Duration] | None = None
 
@@ -129,15 +137,18 @@ class SessionRegistry:
         error = server_stopped()
         sessions = list(self._loaded.values())
         await asyncio.gather(*(session.stop(error) for session in sessions))
+        await self._changes.wait()
         self._loaded.clear()
 
-    async def create(self, tenant: str, request: CreateSessionRequest) -> Session:
-        """Creates a session. Raises AntiphonError."""
+    async def create(
+        self, tenant: str, request: CreateSessionRequest, *, path: str = ""
+    ) -> Session:
+        """Creates a session. Raises AntiphonError, whose fields stand below `path`."""
         if self._drain is not None:
             raise self._drain[0]
         model = find_model(self._surroundings.models, request.session.model)
         now_ns = self._surroundings.clock.wall_ns()
-        check_create(request, Checker(model=model, now_ns=now_ns))
+        check_create(request, Checker(model=model, now_ns=now_ns), path=path)
         session_id = request.session_id or self._surroundings.draws.draw_id()
         key = SessionKey(tenant, session_id)
         session = settable(request.session)
@@ -160,35 +171,23 @@ class SessionRegistry:
             )
         )
         answer = present(row, active=False)
-        earlier = await self._surroundings.store.create_session(
-            NewSession(
-                row=row,
-                first_turn=first_turn,
-                receipt=self._receipt(tenant, request, answer),
-                max_sessions=self._surroundings.limits.max_sessions,
-            )
+        check_answer_size(answer, hint=SMALLER_SESSION)
+        new = NewSession(
+            row=row,
+            first_turn=first_turn,
+            receipt=self._receipt(tenant, request, answer),
+            max_sessions=self._surroundings.limits.max_sessions,
         )
-        self._num_sessions += earlier is None
+        earlier = await self._changes.carry_out(self._keep(new))
         return earlier or answer
 
     async def update(self, tenant: str, request: UpdateSessionRequest) -> Session:
-        """Changes a session. Raises AntiphonError."""
-        key = parse_session_name(tenant, request.session.name, "session.name")
-        async with self.use(key) as session:
-            model = find_model(self._surroundings.models, session.present().model)
-            checker = Checker(model=model, now_ns=self._surroundings.clock.wall_ns())
-            return await session.update(
-                read_update(request, checker),
-                etag=request.session.etag,
-                receipt=self._receipt(tenant, request, Session()),
-            )
+        """Changes a session; once begun it goes on to its end. Raises AntiphonError."""
+        return await self._changes.carry_out(self._update(tenant, request))
 
     async def delete(self, key: SessionKey, etag: str) -> None:
-        """Deletes a session. Raises AntiphonError."""
-        async with self.use(key) as session:
-            await session.delete(etag)
-            self._loaded.pop(key, None)
-            self._num_sessions -= 1
+        """Deletes a session; once begun it goes on to its end. Raises AntiphonError."""
+        await self._changes.carry_out(self._delete(key, etag))
 
     def is_active(self, key: SessionKey) -> bool:
         """Whether a session has turns that have not ended."""
@@ -212,6 +211,40 @@ class SessionRegistry:
 
     async def expire(self, row: SessionRow) -> None:
         """Deletes a session whose time is over, unless it has work or a change has saved it."""
+        await self._changes.carry_out(self._expire(row))
+
+    async def _keep(self, new: NewSession) -> Session | None:
+        """Keeps a new session, also under the id of one whose time is over."""
+        store = self._surroundings.store
+        try:
+            earlier = await store.create_session(new)
+        except AntiphonError as error:
+            row = await store.read_session(new.row.key)
+            if error.reason is not ErrorReason.ID_TAKEN or row is None:
+                raise
+            await self._expire(row)
+            earlier = await store.create_session(new)
+        self._num_sessions += earlier is None
+        return earlier
+
+    async def _update(self, tenant: str, request: UpdateSessionRequest) -> Session:
+        key = parse_session_name(tenant, request.session.name, "session.name")
+        async with self.use(key) as session:
+            model = find_model(self._surroundings.models, session.present().model)
+            checker = Checker(model=model, now_ns=self._surroundings.clock.wall_ns())
+            return await session.update(
+                read_update(request, checker),
+                etag=request.session.etag,
+                receipt=self._receipt(tenant, request, Session()),
+            )
+
+    async def _delete(self, key: SessionKey, etag: str) -> None:
+        async with self.use(key) as session:
+            await session.delete(etag)
+            self._loaded.pop(key, None)
+            self._num_sessions -= 1
+
+    async def _expire(self, row: SessionRow) -> None:
         session = self._loaded.get(row.key)
         if session is not None:
             row = session.ledger.row
@@ -230,14 +263,14 @@ class SessionRegistry:
 
     async def _find(self, key: SessionKey) -> LiveSession:
         """Returns a session, from memory or the store. At most one call loads it."""
-        session = self._loaded.get(key)
-        if session is None:
+        while (session := self._loaded.get(key)) is None:
+            # Others that waited for it may have used it and let go of it again.
             loading = self._loading.get(key)
             if loading is None:
                 loading = asyncio.create_task(self._load(key))
                 self._loading[key] = loading
                 loading.add_done_callback(lambda _: self._loading.pop(key))
-            session = await asyncio.shield(loading)
+            await asyncio.shield(loading)
         self._loaded.move_to_end(key)
         expire_ns = session.ledger.row.expire_ns
         now_ns = self._surroundings.clock.wall_ns()

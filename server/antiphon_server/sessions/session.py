@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.messages import Scope
+from antiphon_server.answer_size import check_answer_size
 from antiphon_server.convert import to_prompt_parts
 from antiphon_server.served_models import find_model
 from antiphon_server.sessions.attachment import Attachment
@@ -28,7 +29,12 @@ from antiphon_server.sessions.records import (
     token_array,
 )
 from antiphon_server.sessions.replay import replayed_events
-from antiphon_server.sessions.session_rows import check_etag, etag_of, present
+from antiphon_server.sessions.session_rows import (
+    SMALLER_SESSION,
+    check_etag,
+    etag_of,
+    present,
+)
 from antiphon_server.sessions.surroundings import Surroundings
 from antiphon_server.sessions.times import to_timestamp
 from antiphon_server.sessions.turn import LiveTurn
@@ -211,6 +217,7 @@ class LiveSession:
             change(session)
             row = self._ledger.changed(session)
             told = present(row, active=self.active)
+            check_answer_size(told, hint=SMALLER_SESSION)
             await self._ledger.replace_row(row, receipt and replace(receipt, answer=told))
         return told
 
@@ -309,7 +316,7 @@ class LiveSession:
         )
         if request.generates:
             model = find_model(self._surroundings.models, session.model)
-            self._queue.check_answerable(has_items=bool(request.items))
+            self._queue.check_answerable(request)
             turn.config = merge_config(session.defaults, request.config)
             check_config(turn.config, model=model, path=f"{request.path}.config")
         turn.instructions = session.instructions

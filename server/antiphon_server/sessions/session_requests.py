@@ -18,6 +18,7 @@ from antiphon_server.served_model import ServedModel
 from antiphon_server.sessions.names import check_request_id, check_session_id
 from antiphon_server.sessions.times import check_duration, check_future
 from antiphon_server.validation import check_config, check_items, check_tools
+from antiphon_server.validation_fields import join_path
 
 MAX_LABELS: Final = 64
 MAX_LABEL_BYTES: Final = 256
@@ -48,20 +49,21 @@ class Checker:
             check_future(session.latest_expire_time, self.now_ns, f"{path}.latest_expire_time")
 
 
-def check_create(request: CreateSessionRequest, checker: Checker) -> None:
+def check_create(request: CreateSessionRequest, checker: Checker, *, path: str) -> None:
     """Checks a new session. Raises like `Checker.check`; also NO_CHAT_TEMPLATE."""
     if request.session_id:
-        check_session_id(request.session_id, "session_id")
-    check_request_id(request.request_id, "request_id")
+        check_session_id(request.session_id, join_path(path, "session_id"))
+    check_request_id(request.request_id, join_path(path, "request_id"))
     policy = request.session.history_policy
     if policy not in HistoryPolicy.values():
         raise InvalidRequest(
             FieldViolation(
-                "session.history_policy", f"is {policy}, which this server does not know"
+                join_path(path, "session.history_policy"),
+                f"is {policy}, which this server does not know",
             )
         )
-    checker.check(request.session, "session")
-    check_items(request.items, "items")
+    checker.check(request.session, join_path(path, "session"))
+    check_items(request.items, join_path(path, "items"))
     if not checker.model.capabilities.chat:
         raise AntiphonError(
             ErrorReason.NO_CHAT_TEMPLATE,

@@ -2,12 +2,15 @@
 
 import hashlib
 from dataclasses import replace
+from typing import Final
 
 from antiphon.v1.session_pb2 import Session
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_server.sessions.records import SessionRow
 from antiphon_server.sessions.times import to_ns, to_timestamp
+
+SMALLER_SESSION: Final = "give the session less of instructions, labels and defaults"
 
 
 def etag_of(row: SessionRow) -> str:

@@ -72,7 +72,11 @@ class Writes:
 
     def expire(self, connection: sqlite3.Connection, key: SessionKey, expire_ns: int) -> bool:
         """See SessionStore.expire_session."""
-        if not _exists(connection, key):
+        found = connection.execute(
+            "SELECT expire_ns FROM sessions WHERE tenant = ? AND session_id = ?",
+            (key.tenant, key.session_id),
+        ).fetchone()
+        if found != (expire_ns,):
             return False
         self.delete(connection, key)
         connection.execute(

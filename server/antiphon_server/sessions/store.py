@@ -54,7 +54,11 @@ class SessionStore(Protocol):
         """Forgets a session and all its turns."""
 
     async def expire_session(self, key: SessionKey, expire_ns: int) -> bool:
-        """Forgets a session and all its turns, and remembers that it was there; whether it was."""
+        """Forgets a session that expires then, and all its turns, and remembers that it was there.
+
+        Returns:
+            Whether it was: it may have another time by now, or be another under the same id.
+        """
 
     async def accept_turn(self, key: SessionKey, row: TurnRow) -> None:
         """Keeps a turn that is to run."""

@@ -12,7 +12,8 @@ from antiphon.v1.session_pb2 import (
 )
 from antiphon.v1.types_pb2 import FINISH_REASON_CANCELLED, GoAway
 
-from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_engine.api.errors import AntiphonError, ErrorReason, InvalidRequest
+from antiphon_server.services.converse import MAX_REPEATS, MAX_WAITING_FRAMES
 from support.session_bench import (
     KEY,
     BenchSpec,
@@ -347,3 +348,45 @@ async def ended_turn(bench: SessionBench, turn_id: str) -> Turn:
             if turn.state not in (Turn.STATE_QUEUED, Turn.STATE_RUNNING):
                 return turn
             await asyncio.sleep(0.01)
+
+
+async def test_fields_of_a_session_that_a_stream_would_make_are_named_from_the_frame(
+    bench: SessionBench,
+):
+    create = CreateSessionRequest(session_id="A!")
+
+    talk = bench.converse(ConverseRequest(open=OpenSession(create=create)))
+    with pytest.raises(InvalidRequest) as caught:
+        await talk.next()
+
+    assert caught.value.violations[0].field == "open.create.session_id"
+
+
+async def test_a_cancel_behind_many_repeats_of_a_turn_is_not_held_up(bench: SessionBench):
+    await bench.create()
+    bench.engine.hold()
+    talk = bench.converse(open_frame())
+    talk.send(*[generate_frame("hi", "t", max_tokens=100)] * 200, cancel_frame("t"))
+
+    frames = await talk.until(ends("t"))
+
+    rejected = [frame.rejected for frame in frames if frame.HasField("rejected")]
+    assert len(rejected) == 200 - MAX_REPEATS
+    assert {each.failure.reason for each in rejected} == {"OVERLOADED"}
+
+
+async def test_many_appends_that_nobody_reads_hold_up_their_own_stream(bench: SessionBench):
+    await bench.create()
+    talk = bench.converse(open_frame())
+    await talk.next()
+    talk.send(*(append_frame("x", f"t{number}") for number in range(300)))
+    told = [(await talk.next()).turn_event]
+    for _ in range(20):
+        await asyncio.sleep(0.01)
+
+    num_turns = (await bench.session()).num_turns
+
+    assert num_turns <= MAX_WAITING_FRAMES + bench.registry.surroundings.limits.max_queued_turns + 1
+    told += [frame.turn_event for frame in await talk.rest()]
+    ended = [event.turn_id for event in told if event.HasField("completed")]
+    assert ended == [f"t{number}" for number in range(300)]

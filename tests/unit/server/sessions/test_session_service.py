@@ -51,6 +51,13 @@ def config(max_tokens: int = 6) -> GenerationConfig:
     )
 
 
+def endless(max_tokens: int) -> GenerationConfig:
+    """A config under which no drawn token ends the answer early."""
+    long = config(max_tokens)
+    long.stop.ignore_eos = True
+    return long
+
+
 async def run(
     server: RunningServer, name: str, items: Sequence[Item], turn_id: str = ""
 ) -> list[TurnEvent]:
@@ -135,7 +142,7 @@ async def test_a_refused_open_ends_both_directions_with_details(tmp_path: Path):
 async def test_a_cancelled_call_lets_its_turn_go_on_and_frees_the_session(tmp_path: Path):
     engine = FakeEngine(step_interval_s=0.002)
     async with running_server(tmp_path, engine=engine) as server:
-        call = await opened(server, generate_frame("hi", "t1", max_tokens=40))
+        call = await opened(server, generate_frame("hi", "t1", config=endless(40)))
         while not (await call.read()).turn_event.HasField("delta"):
             pass
         call.cancel()
@@ -161,10 +168,8 @@ async def test_a_run_turn_that_is_given_up_does_as_it_asked(
     engine = FakeEngine(step_interval_s=0.002)
     async with running_server(tmp_path, engine=engine) as server:
         await server.sessions.CreateSession(CreateSessionRequest(session_id="a"))
-        long = config(100)
-        long.stop.ignore_eos = True
         start = StartTurn(
-            turn_id="t1", items=[user("hi")], config=long, on_disconnect=on_disconnect
+            turn_id="t1", items=[user("hi")], config=endless(100), on_disconnect=on_disconnect
         )
         call = server.sessions.RunTurn(RunTurnRequest(session="sessions/a", turn=start))
         while not (await call.read()).HasField("delta"):
@@ -179,7 +184,7 @@ async def test_a_run_turn_that_is_given_up_does_as_it_asked(
 async def test_cancel_turn_answers_with_the_ended_turn(tmp_path: Path):
     engine = FakeEngine(step_interval_s=0.002)
     async with running_server(tmp_path, engine=engine) as server:
-        call = await opened(server, generate_frame("hi", "t1", max_tokens=200))
+        call = await opened(server, generate_frame("hi", "t1", config=endless(200)))
         while not (await call.read()).turn_event.HasField("delta"):
             pass
         request = CancelTurnRequest(name="sessions/a/turns/t1")
@@ -246,7 +251,7 @@ async def test_what_is_not_built_is_refused_by_name(tmp_path: Path):
 async def test_a_busy_session_is_deleted_cleanly(tmp_path: Path):
     engine = FakeEngine(step_interval_s=0.002)
     async with running_server(tmp_path, engine=engine) as server:
-        call = await opened(server, generate_frame("hi", "t1", max_tokens=200))
+        call = await opened(server, generate_frame("hi", "t1", config=endless(200)))
         while not (await call.read()).turn_event.HasField("delta"):
             pass
         await server.sessions.DeleteSession(DeleteSessionRequest(name="sessions/a"))

@@ -1,0 +1,73 @@
+"""Sessions that come, go and come back under one id, or are too large to be told."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from antiphon.v1.session_pb2 import Session, UpdateSessionRequest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.field_mask_pb2 import FieldMask
+
+from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_server.sessions.limits import SessionLimits
+from support.session_bench import KEY, BenchSpec, SessionBench, session_bench
+
+
+async def refused(awaitable) -> AntiphonError:
+    with pytest.raises(AntiphonError) as caught:
+        await awaitable
+    return caught.value
+
+
+async def test_callers_who_wait_for_a_session_together_all_get_it(spec: BenchSpec):
+    spec = replace(spec, limits=SessionLimits(max_loaded=0, sweep_interval_s=3600.0))
+    async with session_bench(spec) as bench:
+        await bench.create()
+
+        async def present() -> Session:
+            async with bench.registry.use(KEY) as session:
+                return session.present()
+
+        told = await asyncio.gather(*(present() for _ in range(4)))
+
+    assert [session.name for session in told] == [KEY.name] * 4
+
+
+async def test_the_id_of_an_expired_session_is_free(bench: SessionBench):
+    await bench.create(idle_ttl=Duration(seconds=1), instructions="old")
+    bench.clock.pass_s(2)
+
+    told = await bench.create(instructions="new")
+
+    assert told.instructions == (await bench.session()).instructions == "new"
+    assert bench.registry.num_sessions == 1
+
+
+async def test_expiry_that_was_seen_late_spares_a_new_session_under_the_id(bench: SessionBench):
+    await bench.create(idle_ttl=Duration(seconds=1))
+    seen = await bench.store.read_session(KEY)
+    assert seen is not None
+    bench.clock.pass_s(2)
+    await bench.create(instructions="new")
+
+    await bench.registry.expire(seen)
+
+    assert (await bench.session()).instructions == "new"
+    assert bench.registry.num_sessions == 1
+
+
+async def test_a_session_that_no_answer_could_hold_is_refused(bench: SessionBench):
+    instructions = "x" * (4 << 20)
+
+    error = await refused(bench.create(instructions=instructions))
+
+    assert error.reason is ErrorReason.RESPONSE_TOO_LARGE
+    assert bench.registry.num_sessions == 0
+    await bench.create(instructions="short")
+    change = UpdateSessionRequest(
+        session=Session(name=KEY.name, instructions=instructions),
+        update_mask=FieldMask(paths=["instructions"]),
+    )
+    error = await refused(bench.registry.update("", change))
+    assert error.reason is ErrorReason.RESPONSE_TOO_LARGE
+    assert (await bench.session()).instructions == "short"
