@@ -1,5 +1,6 @@
 """What people see while the server starts."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Final, TextIO
@@ -40,5 +41,6 @@ class Progress:
         self._stage = ""
 
     def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
+        with contextlib.suppress(OSError):  # Nobody watches any more.
+            self._stream.write(text)
+            self._stream.flush()

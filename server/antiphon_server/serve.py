@@ -73,8 +73,9 @@ async def _serve(config: Config) -> int:
         log.info("stopping", limit_s=config.server.drain_limit_s)
     finally:
         start.cancel()
-        with contextlib.suppress(asyncio.CancelledError, StartupError):
-            engine = await start
+        await asyncio.wait({start})
+        if not start.cancelled() and start.exception() is None:
+            engine = start.result()
         num_cut_off = await server.close(config.server.drain_limit_s)
         if engine is not None:
             await engine.close()
@@ -99,7 +100,8 @@ async def _start(config: Config, server: Server) -> EngineLink:
     except BaseException:
         await engine.close()
         raise
-    print(f"Antiphon serves {model.name} on {server.address}", flush=True)
+    with contextlib.suppress(OSError):  # A server whose output nobody reads serves all the same.
+        print(f"Antiphon serves {model.name} on {server.address}", flush=True)
     return engine
 
 

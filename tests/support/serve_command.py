@@ -47,10 +47,19 @@ class Runner:
         self.checkpoint = checkpoint
         self.commands: list[Command] = []
 
-    def start(self, *flags: str, environ: Sequence[tuple[str, str]] = ()) -> Command:
-        """Starts a server on ports that the system chooses, unless the flags say others."""
+    def start(
+        self, *flags: str, environ: Sequence[tuple[str, str]] = (), streams: str = ""
+    ) -> Command:
+        """Starts a server on ports that the system chooses, unless the flags say others.
+
+        Args:
+            flags: Of the command.
+            environ: Set beside this process's.
+            streams: What a shell would do to its standard streams, such as `>&-`.
+        """
         process = subprocess.Popen(
             [
+                *("sh", "-c", f'exec "$@" {streams}', "sh"),
                 *(sys.executable, "-m", "antiphon_cli.main", "serve"),
                 *("--model", str(self.checkpoint), "--store", str(self.directory / "sessions.db")),
                 *("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"),

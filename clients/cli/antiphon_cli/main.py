@@ -2,13 +2,13 @@
 
 import argparse
 import difflib
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module, metadata
 from typing import Final, Protocol, cast
 
 from antiphon_cli.outcome import INTERRUPTED, WRONG_USE, complain
+from antiphon_cli.standard_streams import let_go_of_broken, open_missing
 
 COMMANDS: Final = {
     "serve": "run a server",
@@ -49,6 +49,7 @@ class Command(Protocol):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command that `argv` names and returns its exit status."""
+    open_missing()
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(_usage(), end="")
@@ -79,10 +80,10 @@ def _run(name: str, words: Sequence[str]) -> int:
         return command.run(arguments)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read the output has left; Python would complain once more at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # Whoever read the output has left.
         return INTERRUPTED
+    finally:
+        let_go_of_broken()
 
 
 def _usage() -> str:

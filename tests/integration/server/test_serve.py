@@ -43,6 +43,7 @@ def generate(channel: grpc.Channel, num_tokens: int) -> inference_pb2.GenerateRe
             ),
         ),
         timeout=30,
+        wait_for_ready=True,
     )
 
 
@@ -171,6 +172,21 @@ def test_unix_socket_is_served_and_a_stale_file_replaced(runner: Runner) -> None
 
     assert line.endswith(f"unix:{path}")
     assert answer.usage.output_tokens == 1
+
+
+@pytest.mark.parametrize("streams", ["<&- >&- 2>&-", ">/dev/full", "2>/dev/full"])
+def test_server_serves_whatever_became_of_its_standard_streams(
+    runner: Runner, streams: str
+) -> None:
+    address = f"unix:{runner.directory / 'a.sock'}"
+    command = runner.start("--listen", address, streams=streams)
+    with grpc.insecure_channel(address) as channel:
+        answer = generate(channel, 1)
+
+    exit_status, log = command.end()
+
+    assert answer.usage.output_tokens == 1
+    assert exit_status == 0, log
 
 
 def test_engine_that_stops_answering_turns_health_and_is_replaced(runner: Runner) -> None:
