@@ -38,6 +38,8 @@ PHASES = ("before", "queue", "prompt", "output", "late")
 behind the last output."""
 FINISH_SHARE = 0.1
 """As many let their requests run to the end."""
+ENDLESS_TOKENS = 4000
+"""The budget of every request: far more than anyone waits for."""
 _TURN_ID = "t"
 
 
@@ -53,6 +55,11 @@ class Life:
     prompt_ids: list[int]
     num_outputs: int
 
+    @property
+    def may_end(self) -> bool:
+        """Whether the request stops by itself behind the text."""
+        return self.phase in ("never", "late")
+
     def has_enough(self, num_tokens: int) -> bool:
         """Whether it is time to give up, once so many tokens have come."""
         return self.phase == "prompt" or (self.phase == "output" and num_tokens >= self.num_tokens)
@@ -60,7 +67,10 @@ class Life:
 
 @dataclass(slots=True, kw_only=True)
 class Crowd:
-    """Sends requests to a server whose model says `text` to everybody."""
+    """Sends requests to a server whose model says `text` to everybody, its last token for ever.
+
+    No request ends by its budget: all of them stop behind the text or are given up.
+    """
 
     server: RunningServer
     text: list[int]
@@ -81,11 +91,13 @@ class Crowd:
         lives = [(self.source.choice(ways), self._draw()) for _ in range(num_requests)]
         await asyncio.gather(*(live(way, life) for way, life in lives))
 
-    @property
-    def _config(self) -> GenerationConfig:
+    def _config(self, life: Life) -> GenerationConfig:
+        stop = StopConditions(max_output_tokens=ENDLESS_TOKENS, ignore_eos=True)
+        if life.may_end:
+            stop.stop_token_ids.append(self.text[-1])
         return GenerationConfig(
             sampling=SamplingParams(temperature=0),
-            stop=StopConditions(max_output_tokens=len(self.text), ignore_eos=True),
+            stop=stop,
             output=OutputOptions(token_ids=True),
         )
 
@@ -103,7 +115,7 @@ class Crowd:
     def _request(self, life: Life) -> GenerateRequest:
         return GenerateRequest(
             prompt=Prompt(token_ids=TokenIds(ids=life.prompt_ids)),
-            config=self._config,
+            config=self._config(life),
             num_outputs=life.num_outputs,
         )
 
@@ -185,7 +197,7 @@ class Crowd:
         return StartTurn(
             turn_id=_TURN_ID,
             items=[user("hello " * (len(life.prompt_ids) // 4))],
-            config=self._config,
+            config=self._config(life),
             on_disconnect=StartTurn.ON_DISCONNECT_CANCEL,
         )
 

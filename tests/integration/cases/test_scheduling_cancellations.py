@@ -36,8 +36,8 @@ ALLOWANCE_BYTES = 8 * MIB
 async def canary(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Canary]:
     directory = tmp_path_factory.mktemp("cancellations")
     tokenizer = save_byte_level_tokenizer(directory / "tokenizer")
-    settings = ["engine.max_rows=6", "engine.max_step_tokens=64", "engine.kv_cache_tokens=4096"]
-    script = Script(texts={"*": TEXT}, step_delay_s=0.001)
+    settings = ["engine.max_rows=6", "engine.max_step_tokens=64", "engine.kv_cache_tokens=65536"]
+    script = Script(texts={"*": TEXT}, step_delay_s=0.001, context_tokens=8192)
     async with (
         scripted_engine(directory, script, settings=settings) as engine,
         scripted_server(directory, tokenizer, engine) as server,
@@ -71,6 +71,7 @@ async def test_requests_given_up_at_any_moment_leave_nothing_behind(
     server: RunningServer, scale: int
 ) -> None:
     crowd = Crowd(server=server, text=TEXT, source=random.Random(11))
+    before = (await at_rest(server)).num_finished_total["MAX_OUTPUT_TOKENS"]
     memory = []
     for _ in range(NUM_ROUNDS):
         await crowd.send(NUM_REQUESTS * scale)
@@ -78,6 +79,7 @@ async def test_requests_given_up_at_any_moment_leave_nothing_behind(
         stats = await at_rest(server)
         assert (stats.num_blocks_used, stats.num_sessions) == (0, 0)
         assert not count_held()
+        assert stats.num_finished_total["MAX_OUTPUT_TOKENS"] == before  # No end was missed.
         memory.append(resident_bytes(server))
     ways = {end.partition(" ")[0] for end in crowd.ends}
     statuses = {end.partition(" ")[2] for end in crowd.ends}
