@@ -26,6 +26,7 @@ from google.protobuf.descriptor import FileDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from antiphon_engine.api.errors import AntiphonError, StartupError
 from antiphon_server.config import Config
 from antiphon_server.generation import Generator
 from antiphon_server.interceptors import CallInterceptor
@@ -128,7 +129,10 @@ class Server:
             ),
             clock=Clock(),
         )
-        await self._registry.start()
+        try:
+            await self._registry.start()
+        except AntiphonError as error:
+            raise StartupError(f"{self._config.store.path}: {error}") from error
         self._add_main_services(by_name, generators, self._registry)
         self._add_admin_services(by_name, self._registry)
         self.supervision.follow([model.engine for model in models])

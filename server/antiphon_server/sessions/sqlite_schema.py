@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from antiphon_engine.api.errors import StartupError
+from antiphon_server.sessions.sqlite_threads import DAMAGE
 
 APPLICATION_ID: Final = 0x416E7470
 """Marks the file as ours."""
@@ -85,7 +86,7 @@ def prepare(connection: sqlite3.Connection, path: Path) -> int:
         application_id = _pragma(connection, "application_id")
         version = _pragma(connection, "user_version")
         has_tables = _has_tables(connection)
-    except sqlite3.DatabaseError as error:
+    except DAMAGE as error:
         raise StartupError(f"{path} can't be used as a session store: {error}") from error
     if application_id not in (0, APPLICATION_ID) or (application_id == 0 and has_tables):
         raise StartupError(f"{path} is a database of another program; name another store.path")
@@ -96,7 +97,7 @@ def prepare(connection: sqlite3.Connection, path: Path) -> int:
         )
     try:
         return _migrate(connection, version)
-    except sqlite3.Error as error:
+    except DAMAGE as error:
         raise StartupError(f"{path} can't be written as a session store: {error}") from error
 
 

@@ -32,7 +32,7 @@ from antiphon_server.sessions.sqlite_rows import (
     to_session,
     to_turn,
 )
-from antiphon_server.sessions.sqlite_threads import Reader, Writer
+from antiphon_server.sessions.sqlite_threads import DAMAGE, Reader, Writer
 from antiphon_server.sessions.sqlite_writes import Writes, find_answer
 
 _OF_SESSION = "tenant = ? AND session_id = ?"
@@ -66,7 +66,7 @@ class SqliteStore:
         except StartupError:
             connections.close()
             raise
-        except sqlite3.Error as error:
+        except DAMAGE as error:
             connections.close()
             raise StartupError(f"{path} can't be used as a session store: {error}") from error
         return cls(connections, writes=Writes(owner, epoch))
@@ -171,8 +171,12 @@ class SqliteStore:
             f"SELECT tenant, session_id, {TURN_COLUMNS} FROM turns"
             f" WHERE state IN ({QUEUED}, {RUNNING}) ORDER BY tenant, session_id, position"
         )
-        rows = await self._reader.run(lambda file: fetch(file, sql, ()))
-        return [(SessionKey(str(row[0]), str(row[1])), to_turn(row[2:])) for row in rows]
+
+        def read(file: sqlite3.Connection) -> list[tuple[SessionKey, TurnRow]]:
+            rows = fetch(file, sql, ())
+            return [(SessionKey(str(row[0]), str(row[1])), to_turn(row[2:])) for row in rows]
+
+        return await self._reader.run(read)
 
     async def list_expired(self, now_ns: int, limit: int) -> Sequence[SessionRow]:
         """See SessionStore."""
@@ -235,7 +239,7 @@ class _Connections:
             write.execute("PRAGMA foreign_keys = ON")
             read = _connect(path)
             read.execute("PRAGMA query_only = ON")
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, *DAMAGE) as error:
             os.close(lock_fd)
             raise StartupError(f"{path} can't be used as a session store: {error}") from error
         return cls(lock_fd, write, read)

@@ -8,10 +8,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Generic, TypeVar
 
+from google.protobuf.message import DecodeError
+
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 
 T = TypeVar("T")
 Operation = Callable[[sqlite3.Connection], T]
+
+DAMAGE: Final = (sqlite3.Error, DecodeError, UnicodeDecodeError)
+"""What comes of a file that can't be read or written, or whose rows are not what was written."""
 
 MAX_BATCH: Final = 256
 MAX_WAITING: Final = 4096
@@ -86,7 +91,7 @@ class Writer:
         """Writes all of a batch; where that fails, each by itself, so that none fails others."""
         try:
             self._write(batch)
-        except sqlite3.Error as error:
+        except DAMAGE as error:
             if self._connection.in_transaction:
                 self._connection.rollback()
             if len(batch) > 1:
@@ -122,7 +127,7 @@ class Reader:
                 return await loop.run_in_executor(self._thread, operation, self._connection)
         except TimeoutError:
             raise store_unavailable(f"no read ended within {MAX_WAIT_S:.0f} s") from None
-        except sqlite3.Error as error:
+        except DAMAGE as error:
             raise store_unavailable(str(error)) from error
 
     async def close(self) -> None:

@@ -1,0 +1,64 @@
+"""A store whose file reads well and whose rows are not what was written."""
+
+import asyncio
+import sqlite3
+import uuid
+from pathlib import Path
+
+import pytest
+from antiphon.v1.session_pb2 import CreateSessionRequest
+
+from antiphon_engine.api.errors import AntiphonError, ErrorReason, StartupError
+from support.server import running_server
+from support.session_bench import KEY, SessionBench, eventually
+
+ROT = b"\xff\xff\xff\xff"
+
+
+async def refused(awaitable) -> AntiphonError:
+    with pytest.raises(AntiphonError) as caught:
+        await awaitable
+    return caught.value
+
+
+async def test_a_damaged_turn_is_told_in_one_line_at_the_start(tmp_path: Path):
+    async with running_server(tmp_path) as server:
+        await server.sessions.CreateSession(CreateSessionRequest(session_id="a"))
+    with sqlite3.connect(tmp_path / "sessions.db") as file:
+        file.execute(
+            "INSERT INTO turns VALUES ('', 'a', 1, 't', 1, 1, x'', ?, NULL, x'', x'', x'', '', 1)",
+            (ROT,),
+        )
+    file.close()
+
+    with pytest.raises(StartupError, match=r"sessions\.db") as caught:
+        async with running_server(tmp_path):
+            pass
+    assert "\n" not in str(caught.value)
+
+
+async def test_a_damaged_turn_fails_what_needs_it_and_nothing_else(bench: SessionBench):
+    await bench.create()
+    await bench.run("hi", "t1")
+    await bench.store._writer.run(lambda file: file.execute("UPDATE turns SET turn = ?", (ROT,)))
+
+    error = await refused(bench.turn("t1"))
+
+    assert error.reason is ErrorReason.STORE_UNAVAILABLE
+    assert (await bench.run("go on", "t2"))[-1].HasField("completed")
+
+
+async def test_a_damaged_receipt_does_not_end_the_store(bench: SessionBench):
+    first = CreateSessionRequest(session_id="a", request_id=str(uuid.UUID(int=1)))
+    await bench.registry.create("", first)
+    await bench.store._writer.run(
+        lambda file: file.execute("UPDATE receipts SET answer = ?", (ROT,))
+    )
+
+    error = await refused(bench.registry.create("", first))
+
+    assert error.reason is ErrorReason.STORE_UNAVAILABLE
+    async with asyncio.timeout(5):
+        await bench.registry.create("", CreateSessionRequest(session_id="b"))
+    await eventually(lambda: bench.registry.num_sessions == 2)
+    assert (await bench.session()).name == KEY.name
