@@ -35,6 +35,7 @@ from antiphon_engine.api.process import (
     engine_command,
     spawn_engine,
 )
+from antiphon_engine.api.silence import Silence
 from antiphon_engine.api.streams import NewsStream, deliver_step
 
 _log = logging.getLogger(__name__)
@@ -286,36 +287,30 @@ class EngineLink:
 
     async def _load(self, process: EngineProcess, connection: EngineConnection) -> str:
         """Waits until the model is loaded; returns what went wrong, or nothing."""
-        loop = asyncio.get_running_loop()
+        silence = Silence(connection, tick_s=_HEARTBEAT_S)
         while not self._loaded.done():
-            silence_s = loop.time() - connection.last_heard_s
-            if silence_s > _LOAD_SILENCE_LIMIT_S:
-                return f"The engine has not got on with loading for {silence_s:.0f} s"
-            await asyncio.wait(
-                {self._loaded, connection.lost},
-                timeout=_HEARTBEAT_S,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+            if silence.length_s > _LOAD_SILENCE_LIMIT_S:
+                return f"The engine has not got on with loading for {silence.length_s:.0f} s"
+            await silence.tick(self._loaded)
             if _is_gone(process, connection) and not self._loaded.done():
                 return f"The engine ended while it loaded the model ({await _ending(process)})"
         return self._loaded.result()
 
     async def _watch(self, process: EngineProcess, connection: EngineConnection) -> str:
         """Waits until the process is lost or stalled for good, and says which."""
-        loop = asyncio.get_running_loop()
         limit_s = self._config.stall_limit_s
+        silence = Silence(connection, tick_s=min(_HEARTBEAT_S, limit_s / 4))
         self._heartbeat_sent = False
         while True:
             if not self._heartbeat_sent:
                 self._heartbeat_sent = True
                 connection.send(ReadStats(query_id=_HEARTBEAT_ID))
-            await asyncio.wait({connection.lost}, timeout=min(_HEARTBEAT_S, limit_s / 4))
+            await silence.tick()
             if _is_gone(process, connection):
                 return f"The engine ended ({await _ending(process)})"
-            silence_s = loop.time() - connection.last_heard_s
-            if silence_s > 2 * limit_s:
-                return f"The engine has given no sign of life for {silence_s:.1f} s"
-            stalled = silence_s > limit_s
+            if silence.length_s > 2 * limit_s:
+                return f"The engine has given no sign of life for {silence.length_s:.1f} s"
+            stalled = silence.length_s > limit_s
             self._set_state(EngineState.STALLED if stalled else EngineState.READY)
 
     async def _end(

@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import signal
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -170,6 +171,26 @@ def test_runs_on_uvloop_too(tmp_path: Path) -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(serve()) == {0: TEXT_AND_END}
+
+
+def test_front_end_that_was_held_up_itself_does_not_take_its_engine_for_stalled(
+    tmp_path: Path,
+) -> None:
+    told: list[EngineState] = []
+
+    async def serve() -> bool:
+        async with running(tmp_path, Script(texts={"*": TEXT}), stall_limit_s=0.5) as link:
+            first_id = link.process_id
+            link.on_state_change(told.append)
+            for _ in range(3):
+                await asyncio.sleep(0.3)
+                time.sleep(1.5)  # noqa: ASYNC251 - stands still as a process does that was stopped
+            same = await read_all(link.submit(request(1))) == {0: TEXT_AND_END}
+            return same and link.process_id == first_id
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(serve())
+    assert told == [EngineState.DOWN]  # From the end of the block.
 
 
 @pytest.mark.parametrize("seed", [1, 2])
