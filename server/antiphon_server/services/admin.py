@@ -1,8 +1,9 @@
 """AdminService: looks into the server, for those who run it."""
 
 import asyncio
+import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -21,6 +22,8 @@ from antiphon_server.supervision import Supervision
 MIN_INTERVAL_S: Final = 0.01
 DEFAULT_INTERVAL_S: Final = 1.0
 MAX_INTERVAL_S: Final = 3600.0
+MAX_WATCHERS: Final = 16
+"""At the shortest interval they make the engine and the event loop answer 1,600 times a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._facts = facts
         self._count_sessions = count_sessions
         self._now = now
+        self._num_watchers = 0
         self._engine_start_times = {name: now() for name in models}
         for name, model in models.items():
             model.engine.on_state_change(functools.partial(self._note_start, name))
@@ -93,9 +97,10 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         interval_s = DEFAULT_INTERVAL_S
         if request.HasField("interval"):
             interval_s = _checked_interval_s(request.interval)
-        while True:
-            yield await self._read(model)
-            await asyncio.sleep(interval_s)
+        with self._watcher():
+            while True:
+                yield await self._read(model)
+                await asyncio.sleep(interval_s)
 
     async def Drain(
         self,
@@ -120,6 +125,21 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         model = find_model(self._models, request.model)
         num_blocks = await model.engine.flush_prefix_cache()
         return admin_pb2.FlushPrefixCacheResponse(num_blocks=num_blocks)
+
+    @contextlib.contextmanager
+    def _watcher(self) -> Iterator[None]:
+        if self._num_watchers >= MAX_WATCHERS:
+            raise AntiphonError(
+                ErrorReason.OVERLOADED,
+                f"{MAX_WATCHERS} calls watch the engine already, the limit; use GetEngineStats",
+                metadata={"limit": str(MAX_WATCHERS)},
+                retry_delay_s=DEFAULT_INTERVAL_S,
+            )
+        self._num_watchers += 1
+        try:
+            yield
+        finally:
+            self._num_watchers -= 1
 
     async def _read(self, model: ServedModel) -> admin_pb2.EngineStats:
         stats = await model.engine.stats()

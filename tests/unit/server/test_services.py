@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from antiphon_engine.api.handle import EngineState
+from antiphon_server.services.admin import MAX_WATCHERS
 from support.fake_engine import FakeEngine
 from support.server import RunningServer, details_of, running_server
 
@@ -165,6 +166,32 @@ async def test_stats_are_watched_at_the_interval_asked_for(running: RunningServe
 
     times = [sample.sample_time.ToNanoseconds() for sample in samples]
     assert times == sorted(set(times))
+
+
+async def test_watchers_of_the_stats_are_bounded_and_leave_their_places(
+    running: RunningServer,
+) -> None:
+    watches = [
+        running.admin.WatchEngineStats(admin_pb2.WatchEngineStatsRequest())
+        for _ in range(MAX_WATCHERS)
+    ]
+    for watch in watches:
+        await watch.read()
+
+    error = await refused(
+        running.admin.WatchEngineStats(admin_pb2.WatchEngineStatsRequest()).read()
+    )
+    for watch in watches:
+        watch.cancel()
+
+    assert details_of(error)["ErrorInfo"].reason == "OVERLOADED"
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await running.admin.WatchEngineStats(admin_pb2.WatchEngineStatsRequest()).read()
+                break
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("interval", [Duration(), Duration(nanos=9_999_999), Duration(seconds=-1)])
