@@ -1,5 +1,7 @@
 """From a request's prompt to its token ids."""
 
+from typing import Final
+
 from antiphon.v1.types_pb2 import Prompt
 
 from antiphon_engine.api.errors import FieldViolation, InvalidRequest
@@ -8,6 +10,9 @@ from antiphon_server.served_model import ServedModel
 from antiphon_server.text.prompt_renderer import Rendered
 from antiphon_server.validation import check_prompt
 from antiphon_server.validation_fields import join_path
+
+_MANY_ITEMS: Final = 1000
+"""To check more would hold the event loop up."""
 
 
 async def render_prompt(
@@ -21,7 +26,10 @@ async def render_prompt(
         InvalidRequest: the prompt is malformed, empty, or has a token id beyond the vocabulary.
         AntiphonError: UNSUPPORTED_FEATURE, NO_CHAT_TEMPLATE, TEMPLATE_ERROR, or OVERLOADED.
     """
-    check_prompt(prompt, path)
+    if len(prompt.conversation.items) <= _MANY_ITEMS:
+        check_prompt(prompt, path)
+    else:
+        await offload.run(check_prompt, prompt, path)
     return await offload.run(_render, prompt, model, path)
 
 

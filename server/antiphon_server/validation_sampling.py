@@ -1,5 +1,6 @@
 """How tokens are drawn: ranges and defaults."""
 
+from itertools import islice
 from typing import Final
 
 from antiphon.v1 import types_pb2
@@ -16,6 +17,7 @@ RANGES: Final = {
     "repetition_penalty": Range(0, 10, lowest_is_open=True),
 }
 BIAS_RANGE: Final = Range(-100, 100)
+MAX_BIASES: Final = 1024
 
 _GREEDY_BELOW: Final = 1e-5
 """Dividing logits by less would overflow."""
@@ -28,7 +30,8 @@ def check_sampling(
     for name, allowed in RANGES.items():
         if sampling.HasField(name):  # type: ignore[arg-type]  # The stub wants a literal.
             violations.check_range(f"{path}.{name}", getattr(sampling, name), allowed)
-    for token_id, bias in sampling.logit_bias.items():
+    violations.check_count(f"{path}.logit_bias", len(sampling.logit_bias), MAX_BIASES)
+    for token_id, bias in islice(sampling.logit_bias.items(), MAX_BIASES):
         field = f"{path}.logit_bias[{token_id}]"
         violations.check_token_id(field, token_id, vocabulary_size)
         violations.check_range(field, bias, BIAS_RANGE)

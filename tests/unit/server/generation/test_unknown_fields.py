@@ -14,6 +14,7 @@ from antiphon.v1.types_pb2 import (
 
 from antiphon_engine.api.errors import InvalidRequest
 from antiphon_server.validation import check_unknown_fields
+from antiphon_server.validation_unknown import MAX_INNER_MESSAGES
 
 FIELD_99 = bytes([0x98, 0x06, 0x05])
 """Number 99, a varint of 5."""
@@ -69,3 +70,17 @@ def test_refusal_of_very_many_stays_small() -> None:
         check_unknown_fields(request, "")
 
     assert len(caught.value.violations) == 32
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_more_messages_inside_than_allowed_are_refused_by_field(nested: bool) -> None:
+    num_items = MAX_INNER_MESSAGES // 2 if nested else MAX_INNER_MESSAGES + 1
+    item = Item(message=ChatMessage(text="a")) if nested else Item()
+    request = GenerateRequest(prompt=Prompt(conversation=Conversation(items=[item] * num_items)))
+
+    with pytest.raises(InvalidRequest) as caught:
+        check_unknown_fields(request, "")
+
+    (violation,) = caught.value.violations
+    assert violation.field.startswith("prompt.conversation.items")
+    assert str(MAX_INNER_MESSAGES) in violation.description

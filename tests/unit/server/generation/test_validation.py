@@ -127,6 +127,12 @@ def test_last_token_id_of_the_model_is_taken_though_the_tokenizer_has_fewer(
     assert resolved.stop.stop_ids == (V - 1,)
 
 
+def test_more_biases_than_allowed_are_one_violation(model: ServedModel) -> None:
+    config = GenerationConfig(sampling=SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0)))
+
+    assert "config.sampling.logit_bias" in fields_at_fault(config, model)
+
+
 @pytest.mark.parametrize("bias", [-100.1, 101, NAN, INF])
 def test_bias_out_of_range_is_refused(bias: float, model: ServedModel) -> None:
     config = GenerationConfig(sampling=SamplingParams(logit_bias={3: bias}))
