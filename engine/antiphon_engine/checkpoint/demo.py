@@ -2,9 +2,10 @@
 
 import hashlib
 import importlib
+import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from antiphon_engine.api.errors import StartupError
@@ -21,6 +22,8 @@ class DividedFile:
     parts: Sequence[Path]
     size_bytes: int
     sha256: str
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    """What its authors publish for drawing tokens, which a GGUF file does not hold."""
 
 
 def demo_file() -> DividedFile:
@@ -39,6 +42,8 @@ def demo_file() -> DividedFile:
         parts=parts,
         size_bytes=491_400_064,
         sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        # Their repetition penalty is left out: it would change greedy answers too.
+        sampling_defaults={"temperature": 0.7, "top_p": 0.8, "top_k": 20},
     )
 
 
@@ -74,6 +79,16 @@ def join(file: DividedFile, target: Path, *, progress: OnProgress) -> None:
         partial.rename(target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def add_sampling_defaults(file: DividedFile, checkpoint: Path) -> None:
+    """Puts the sampling defaults into the checkpoint's generation config."""
+    if not file.sampling_defaults:
+        return
+    path = checkpoint / "generation_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config |= {"do_sample": True, **file.sampling_defaults}
+    path.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
 def _digest(path: Path) -> str:

@@ -25,6 +25,8 @@ class Fields:
             members = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise StartupError(f"can't read {path}: {error.strerror}") from error
+        except RecursionError as error:
+            raise StartupError(f"{path} is nested too deeply") from error
         except ValueError as error:
             raise StartupError(f"{path} is not valid JSON: {error}") from error
         if not isinstance(members, dict):

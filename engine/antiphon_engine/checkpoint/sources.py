@@ -9,14 +9,14 @@ from typing import Final, Protocol
 
 from antiphon_engine.api.errors import StartupError
 from antiphon_engine.checkpoint.conversion import cached_directory, convert_gguf
-from antiphon_engine.checkpoint.demo import DividedFile, demo_file, join
+from antiphon_engine.checkpoint.demo import DividedFile, add_sampling_defaults, demo_file, join
 from antiphon_engine.checkpoint.hub import Hub, HuggingFaceHub, fetch_checkpoint
 from antiphon_engine.checkpoint.progress import OnProgress
 
 DEMO: Final = "demo"
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 """Part of the names in the cache: raised when the conversion changes."""
 
 
@@ -71,6 +71,7 @@ def _demo(sources: Sources, cache_dir: Path, progress: OnProgress) -> Path:
         join(file, gguf, progress=progress)
         # Its own embedding is a coarser copy of the output matrix: one matrix serves both.
         sources.convert(gguf, target, tie=True, progress=progress)
+        add_sampling_defaults(file, target)
         gguf.unlink()
 
     return cached_directory(cache_dir, f"{DEMO}-{_FORMAT}", fill, progress=progress)

@@ -1,4 +1,5 @@
 import hashlib
+import json
 import multiprocessing
 import os
 import sys
@@ -34,6 +35,7 @@ class FakeConverter:
         if self.fails:
             raise StartupError("failed half way")
         (target / "config.json").write_text("{}")
+        (target / "generation_config.json").write_text('{"eos_token_id": [7, 5]}')
 
 
 @pytest.fixture
@@ -47,6 +49,7 @@ def demo(tmp_path):
         parts=parts,
         size_bytes=len(CONTENT),
         sha256=hashlib.sha256(CONTENT).hexdigest(),
+        sampling_defaults={"temperature": 0.5, "top_k": 9},
     )
 
 
@@ -100,6 +103,18 @@ def test_demo_is_joined_and_converted_once_with_progress(demo, cache):
     assert convert.calls == [("tiny.gguf", True)]
     assert stages == [("join", 10, 30), ("join", 20, 30), ("join", 30, 30)]
     assert names(cache) == [first.name]
+
+
+def test_demo_has_its_authors_sampling_defaults_beside_its_end_ids(demo, cache):
+    checkpoint = resolve_model("demo", cache_dir=cache, progress=silent, sources=sources(demo))
+
+    generation = json.loads((checkpoint / "generation_config.json").read_text())
+    assert generation == {
+        "eos_token_id": [7, 5],
+        "do_sample": True,
+        "temperature": 0.5,
+        "top_k": 9,
+    }
 
 
 def test_demo_of_other_content_is_refused_and_nothing_is_left(demo, cache):
