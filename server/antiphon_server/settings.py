@@ -18,7 +18,6 @@ from antiphon_server.transport import check_addresses
 ENVIRONMENT_PREFIX: Final = "ANTIPHON_"
 
 _UNITS: Final = {
-    "": 1,
     "KB": 10**3,
     "MB": 10**6,
     "GB": 10**9,
@@ -26,7 +25,10 @@ _UNITS: Final = {
     "MIB": 1 << 20,
     "GIB": 1 << 30,
 }
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]i?B)?", re.IGNORECASE)
+_MAX_DIGITS: Final = 20
+"""More than any setting has, and few enough for every kind of number."""
+_INTEGER = re.compile(rf"[+-]?\d{{1,{_MAX_DIGITS}}}")
+_SIZE = re.compile(rf"(\d{{1,{_MAX_DIGITS}}}(?:\.\d+)?)\s*([KMG]i?B)", re.IGNORECASE)
 _SWITCH: Final = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
 
 
@@ -91,7 +93,9 @@ def _from_file(path: Path | None) -> Iterator[tuple[str, str, object]]:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise StartupError(f"{path}: can't be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise StartupError(f"{path}: is nested too deeply") from error
+    except ValueError as error:  # Also for text that is not UTF-8, and for endless numbers.
         raise StartupError(f"{path}: is not TOML: {error}") from error
     sections = sorted({key.partition(".")[0] for key in _kinds()})
     for section, entries in tree.items():
@@ -153,7 +157,7 @@ def _parse(key: str, value: object, kind: type, *, source: str) -> Value:
         expected = {bool: "true or false", str: "text", int: "a whole number"}.get(kind, "a number")
         if kind is int and key.endswith("_bytes"):
             expected = "a size such as 16777216 or 16MiB"
-        raise StartupError(f"{source}: {key} is {value!r}; it must be {expected}")
+        raise StartupError(f"{source}: {key} is {value!r:.100}; it must be {expected}")
     return parsed
 
 
@@ -161,10 +165,10 @@ def _parse_integer(key: str, value: object) -> int | None:
     if not isinstance(value, str):
         return None
     text = value.strip().replace("_", "")
-    if re.fullmatch(r"[+-]?\d+", text):
+    if _INTEGER.fullmatch(text):
         return int(text)
     size = _SIZE.fullmatch(text) if key.endswith("_bytes") else None
-    return int(float(size[1]) * _UNITS[(size[2] or "").upper()]) if size else None
+    return round(float(size[1]) * _UNITS[size[2].upper()]) if size else None
 
 
 def _parse_number(value: object) -> float | None:
@@ -172,7 +176,7 @@ def _parse_number(value: object) -> float | None:
         return None
     try:
         number = float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
 

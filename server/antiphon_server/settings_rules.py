@@ -79,10 +79,10 @@ def check_value(key: str, value: Value, *, source: str) -> None:
     rule = RULES.get(key)
     if isinstance(rule, Choice) and str(value) not in rule.words:
         allowed = ", ".join(rule.words)
-        raise StartupError(f"{source}: {key} is {value!r}; this release takes: {allowed}")
+        raise StartupError(f"{source}: {key} is {value!r:.100}; this release takes: {allowed}")
     if isinstance(rule, Range):
         assert not isinstance(value, str)
         if not rule.low <= value <= rule.high:
             raise StartupError(
-                f"{source}: {key} is {value!r}; it must be from {rule.low:g} to {rule.high:g}"
+                f"{source}: {key} is {value!r:.100}; it must be from {rule.low:g} to {rule.high:g}"
             )

@@ -112,6 +112,7 @@ def test_switches_are_read_from_words(text: str, value: bool) -> None:
         "store.synchronous=off",
         "logging.level=loud",
         "engine.kv_cache_bytes=5XB",
+        "engine.kv_cache_bytes=0.5",
     ],
 )
 def test_bad_value_is_refused_with_source_key_value_and_what_is_allowed(setting: str) -> None:
@@ -139,6 +140,32 @@ def test_bad_value_is_refused_with_source_key_value_and_what_is_allowed(setting:
 def test_value_of_another_type_in_the_file_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(StartupError, match="must be"):
         load_config([], write(tmp_path / "a.toml", text), HOME)
+
+
+@pytest.mark.parametrize("num_digits", [30, 400, 5000])
+@pytest.mark.parametrize(
+    ("key", "unit"),
+    [("engine.max_rows", ""), ("engine.kv_cache_bytes", "GiB"), ("server.drain_limit_s", "")],
+)
+def test_endless_number_is_refused_in_a_short_line(
+    tmp_path: Path, key: str, unit: str, num_digits: int
+) -> None:
+    section, _, name = key.partition(".")
+    digits = "9" * num_digits
+    path = write(tmp_path / "a.toml", f"[{section}]\n{name} = {digits}\n")
+
+    for sets, file in (([f"{key}={digits}{unit}"], None), ([], path)):
+        with pytest.raises(StartupError) as caught:
+            load_config(sets, file, HOME)
+
+        assert len(str(caught.value)) < 400 + len(str(tmp_path))
+
+
+def test_file_that_is_nested_too_deeply_is_refused_with_its_name(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.toml", "a = " + "[" * 5000 + "]" * 5000)
+
+    with pytest.raises(StartupError, match=r"a\.toml"):
+        load_config([], path, HOME)
 
 
 def test_file_that_is_not_toml_is_refused_with_its_name(tmp_path: Path) -> None:

@@ -73,7 +73,12 @@ def test_no_sampling_means_greedy(checkpoint):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "not valid JSON"), ("[]", "no JSON object"), ('{"eos_token_id": "x"}', "eos_token_id")],
+    [
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ("[]", "no JSON object"),
+        ('{"eos_token_id": "x"}', "eos_token_id"),
+    ],
 )
 def test_broken_generation_config_is_told_in_one_line(checkpoint, content, message):
     (checkpoint / "generation_config.json").write_text(content)
