@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_engine.api.errors import AntiphonError, ErrorReason, FieldViolation
 
 DOMAIN: Final = "antiphon.dev"
 
@@ -73,15 +73,18 @@ def to_rpc_status(error: AntiphonError, request_id: str = "") -> status_pb2.Stat
 
 
 def to_failure(error: AntiphonError) -> types_pb2.Failure:
-    """Returns the failure that tells of an error inside a stream that goes on."""
+    """Returns the failure that tells of an error inside a stream that goes on.
+
+    It says what the status of a call would, within the same bounds.
+    """
     return types_pb2.Failure(
         code=_code_number(error.reason),
         reason=error.reason.value,
-        message=error.message,
-        metadata=error.metadata,
+        message=_cut(error.message, MAX_MESSAGE_BYTES),
+        metadata=_metadata(error),
         field_violations=[
             types_pb2.FieldViolation(field=v.field, description=v.description)
-            for v in error.violations
+            for v in _violations(error)
         ],
         retry_delay=_duration(error.retry_delay_s),
     )
@@ -98,7 +101,7 @@ def _details(error: AntiphonError, request_id: str) -> Iterator[Message]:
     yield error_details_pb2.ErrorInfo(
         reason=error.reason.value,
         domain=DOMAIN,
-        metadata={key: _cut(value, 256) for key, value in list(error.metadata.items())[:8]},
+        metadata=_metadata(error),
     )
     if error.retry_delay_s is not None:
         yield error_details_pb2.RetryInfo(retry_delay=_duration(error.retry_delay_s))
@@ -110,14 +113,25 @@ def _details(error: AntiphonError, request_id: str) -> Iterator[Message]:
         yield special
 
 
+def _metadata(error: AntiphonError) -> dict[str, str]:
+    return {key: _cut(value, 256) for key, value in list(error.metadata.items())[:8]}
+
+
+def _violations(error: AntiphonError) -> list[FieldViolation]:
+    """Returns the first few fields at fault; the rest would not fit."""
+    return [
+        FieldViolation(_cut(violation.field, 128), _cut(violation.description, 256))
+        for violation in error.violations[:4]
+    ]
+
+
 def _bad_request(error: AntiphonError) -> error_details_pb2.BadRequest:
-    """Names the first few fields at fault; the rest would not fit."""
     return error_details_pb2.BadRequest(
         field_violations=[
             error_details_pb2.BadRequest.FieldViolation(
-                field=_cut(violation.field, 128), description=_cut(violation.description, 256)
+                field=violation.field, description=violation.description
             )
-            for violation in error.violations[:4]
+            for violation in _violations(error)
         ]
     )
 

@@ -141,3 +141,17 @@ def test_failure_in_a_stream_has_the_same_code_reason_and_figures() -> None:
     assert failure.field_violations[0].field == "a.b"
     assert failure.retry_delay.seconds == 2
     assert not to_failure(AntiphonError(ErrorReason.TIMEOUT, "late")).HasField("retry_delay")
+
+
+def test_failure_in_a_stream_keeps_the_bounds_of_a_status() -> None:
+    error = AntiphonError(
+        ErrorReason.TEMPLATE_ERROR,
+        "m" * 100_000,
+        metadata={f"key{i}": "v" * 10_000 for i in range(50)},
+        violations=[FieldViolation("f" * 10_000, "d" * 10_000) for _ in range(50)],
+    )
+
+    failure = to_failure(error)
+
+    assert failure.message == to_rpc_status(error).message
+    assert failure.ByteSize() < 2 * MAX_DETAILS_BYTES
