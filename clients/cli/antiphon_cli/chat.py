@@ -11,7 +11,7 @@ from antiphon.v1 import session_pb2, types_pb2
 from antiphon_cli.config_flags import add_config, add_target, config_of
 from antiphon_cli.failures import explain, report
 from antiphon_cli.outcome import WRONG_USE, complain
-from antiphon_cli.terminal import edit_lines, note, say, visible
+from antiphon_cli.terminal import edit_lines, note, read_line, say, visible
 from antiphon_client import (
     Cancelled,
     NotFound,
@@ -116,9 +116,12 @@ class Chat:
         """Reads lines and answers them until the input ends."""
         while True:
             try:
-                line = input("> " if sys.stdin.isatty() else "").strip()
+                line = read_line("> " if sys.stdin.isatty() else "").strip()
             except EOFError:
                 return
+            except UnicodeError:
+                complain(f"that is no text in {sys.stdin.encoding}; nothing was sent")
+                continue
             except KeyboardInterrupt:
                 note("\n(Ctrl-D leaves)")
                 continue

@@ -65,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
         return WRONG_USE
     try:
         request = _request(arguments)
+    except UnicodeError:
+        raise
     except (OSError, ValueError) as error:
         complain(str(error))
         return WRONG_USE

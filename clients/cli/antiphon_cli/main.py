@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from importlib import import_module, metadata
 from typing import Final, Protocol, cast
 
-from antiphon_cli.outcome import INTERRUPTED, WRONG_USE, complain
-from antiphon_cli.standard_streams import let_go_of_broken, open_missing
+from antiphon_cli.outcome import FAILED, INTERRUPTED, WRONG_USE, complain
+from antiphon_cli.standard_streams import let_go_of_broken, prepare
 
 COMMANDS: Final = {
     "serve": "run a server",
@@ -49,7 +49,7 @@ class Command(Protocol):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command that `argv` names and returns its exit status."""
-    open_missing()
+    prepare()
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(_usage(), end="")
@@ -82,6 +82,12 @@ def _run(name: str, words: Sequence[str]) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # Whoever read the output has left.
         return INTERRUPTED
+    except OSError as error:
+        complain(f"can't go on: {error}")
+        return FAILED
+    except UnicodeError:
+        complain(f"what was given is no text in {sys.stdin.encoding}, which the locale names")
+        return WRONG_USE
     finally:
         let_go_of_broken()
 

@@ -1,13 +1,15 @@
 """Standard streams that are closed, or that nobody reads any more, must not stop a command."""
 
+import io
 import os
 import sys
 
 
-def open_missing() -> None:
+def prepare() -> None:
     """Opens the null device in place of each standard stream that the process came without.
 
-    Otherwise the next socket would take its number, and libraries would write into that.
+    Otherwise the next socket would take its number, and libraries would write into that. What the
+    encoding of standard output lacks is written as question marks.
     """
     for descriptor in range(3):
         try:
@@ -19,6 +21,8 @@ def open_missing() -> None:
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def let_go_of_broken() -> None:

@@ -22,6 +22,18 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def read_line(prompt: str) -> str:
+    """Returns what a person types, or the next line of a pipe.
+
+    Raises:
+        EOFError: nothing more comes.
+        UnicodeError: the line is no text in the encoding that the locale names.
+    """
+    line = input(prompt)
+    line.encode()  # Where the locale names none, bytes that are no text come through as half pairs.
+    return line
+
+
 def edit_lines() -> None:
     """Lets `input` edit lines and recall earlier ones, where the platform can."""
     try:

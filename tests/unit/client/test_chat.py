@@ -1,4 +1,6 @@
 import asyncio
+import sys
+from asyncio.subprocess import PIPE
 from contextlib import asynccontextmanager
 
 import grpc
@@ -68,6 +70,22 @@ async def test_a_chat_has_several_turns_and_says_how_to_come_back():
     assert opening.open.create.session.instructions == "be brief"
     assert first.generate.config.sampling.HasField("temperature")
     assert not first.generate.config.sampling.HasField("top_p")
+
+
+async def test_a_line_that_is_no_text_is_not_sent_and_the_chat_goes_on():
+    servicer = Conversing(echo)
+    async with serving(sessions=servicer, models=OneModel()) as target:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "antiphon_cli.main", "chat", "--target", target),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+        )
+        written, complaints = await process.communicate(b"caf\xe9\nhello\n")
+
+    assert (process.returncode, written) == (0, b"hello\n")
+    assert b"is no text" in complaints
+    assert b"Traceback" not in complaints
 
 
 async def until_cancelled(frame, context):

@@ -18,13 +18,14 @@ CONTENT = types_pb2.OUTPUT_CHANNEL_CONTENT
 
 
 class Answering(inference_pb2_grpc.InferenceServiceServicer):
-    def __init__(self, finish_reason=types_pb2.FINISH_REASON_STOP):
+    def __init__(self, finish_reason=types_pb2.FINISH_REASON_STOP, words=("Good ", "day")):
         self.finish_reason = finish_reason
+        self.words = words
         self.requests = []
 
     async def StreamGenerate(self, request, context):
         self.requests.append(request)
-        for word in ("Good ", "day"):
+        for word in self.words:
             delta = types_pb2.Delta(channel=CONTENT, text=word)
             yield inference_pb2.StreamGenerateResponse(delta=delta)
         ended = inference_pb2.OutputFinished(finish_reason=self.finish_reason)
@@ -104,6 +105,49 @@ async def test_a_reader_that_leaves_early_ends_generate_without_a_word():
         _, complaints = await process.communicate()
 
     assert (process.returncode, complaints) == (130, b"")
+
+
+async def run_process(servicer, *words, give=b"", environ=()):
+    async with serving(inference=servicer) as target:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "antiphon_cli.main", "generate", "--target", target, *words),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            env={**os.environ, **dict(environ)},
+        )
+        written, complaints = await process.communicate(give)
+    return process.returncode, written, complaints.decode().splitlines()
+
+
+@pytest.mark.parametrize("words", [["-"], [b"\xff"], ["x", "--stop", b"\xff"]])
+async def test_bytes_that_are_no_text_are_refused_in_one_line(words):
+    servicer = Answering()
+
+    status, written, complaints = await run_process(servicer, *words, give=b"caf\xe9")
+
+    assert (status, written, servicer.requests) == (2, b"", [])
+    (line,) = complaints
+    assert "is no text" in line
+
+
+async def test_an_answer_is_written_as_far_as_the_locale_has_its_characters():
+    plain = [("LC_ALL", "C"), ("PYTHONUTF8", "0"), ("PYTHONCOERCECLOCALE", "0")]
+
+    status, written, _ = await run_process(Answering(words=("na\u00efve",)), "x", environ=plain)
+
+    assert (status, written) == (0, b"na?ve\n")
+
+
+async def test_an_answer_that_can_not_be_written_is_one_line():
+    async with serving(inference=Answering()) as target:
+        words = [sys.executable, "-m", "antiphon_cli.main", "generate", "--target", target, "x"]
+        with open("/dev/full", "wb") as full:  # noqa: ASYNC230
+            process = await asyncio.create_subprocess_exec(*words, stdout=full, stderr=PIPE)
+        _, complaints = await process.communicate()
+
+    assert process.returncode == 1
+    assert complaints.decode().splitlines() == ["antiphon: can't go on: [Errno 28] No space left on device"]
 
 
 async def test_generate_tells_where_an_answer_was_cut(capsys):
