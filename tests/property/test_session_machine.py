@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_server.sessions.listing import list_turns
-from antiphon_server.sessions.turn_request import read_start_turn
+from antiphon_server.sessions.turn_request import Frame, read_start_turn
 from support.fake_engine import FACTS
 from support.fake_renderer import REFUSED, FakeRenderer
 from support.served_models import TextSide, load_text_side
@@ -298,7 +298,7 @@ class SessionMachine(RuleBasedStateMachine):
             num_before = len(engine.requests)
             async with self.bench.registry.use(KEY) as session:
                 start = start_turn(text, turn_id, max_tokens=MAX_TOKENS)
-                await session.start_turn(read_start_turn(start, path="turn"))
+                await session.start_turn(read_start_turn(start, Frame(path="turn")))
             await eventually(lambda: len(engine.requests) > num_before)
             engine.step(num_steps)
 

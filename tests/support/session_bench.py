@@ -28,7 +28,7 @@ from antiphon_server.sessions.limits import Clock, Draws, SessionLimits
 from antiphon_server.sessions.records import SessionKey
 from antiphon_server.sessions.registry import SessionRegistry
 from antiphon_server.sessions.sqlite_store import SqliteStore
-from antiphon_server.sessions.turn_request import read_append, read_start_turn
+from antiphon_server.sessions.turn_request import Frame, read_append, read_start_turn
 from support.fake_engine import FakeEngine
 from support.fake_renderer import FakeRenderer
 from support.served_models import TextSide, served_model
@@ -78,14 +78,14 @@ class SessionBench:
     async def follow(self, start: StartTurn) -> list[TurnEvent]:
         """Runs a turn of KEY to its end."""
         async with self.registry.use(KEY) as session:
-            turn = await session.start_turn(read_start_turn(start, path="turn"))
+            turn = await session.start_turn(read_start_turn(start, Frame(path="turn")))
             return await events_of(turn.log)
 
     async def append(self, text: str, turn_id: str = "") -> list[TurnEvent]:
         """Appends a message to KEY."""
         async with self.registry.use(KEY) as session:
             frame = AppendItems(turn_id=turn_id, items=[user(text)])
-            turn = await session.start_turn(read_append(frame, path="append"))
+            turn = await session.start_turn(read_append(frame, Frame(path="append")))
             return await events_of(turn.log)
 
     async def session(self) -> Session:

@@ -26,7 +26,12 @@ from antiphon_server.sessions.records import SessionKey
 from antiphon_server.sessions.registry import SessionRegistry
 from antiphon_server.sessions.session import LiveSession
 from antiphon_server.sessions.turn import LiveTurn
-from antiphon_server.sessions.turn_request import TurnRequest, read_append, read_start_turn
+from antiphon_server.sessions.turn_request import (
+    Frame,
+    TurnRequest,
+    read_append,
+    read_start_turn,
+)
 from antiphon_server.status import to_failure
 from antiphon_server.validation import check_unknown_fields
 
@@ -42,9 +47,11 @@ Requests = AsyncIterator[ConverseRequest]
 class Conversation:
     """A stream of frames, from `open` to its end."""
 
-    def __init__(self, registry: SessionRegistry, tenant: str) -> None:
+    def __init__(self, registry: SessionRegistry, tenant: str, *, traceparent: str = "") -> None:
+        """Sets what it is about; `traceparent` is what turns without their own are a part of."""
         self._registry = registry
         self._tenant = tenant
+        self._traceparent = traceparent
 
     async def run(self, requests: Requests) -> AsyncGenerator[ConverseResponse, None]:
         """Yields the frames for the caller.
@@ -60,7 +67,7 @@ class Conversation:
         async with AsyncExitStack() as held:
             session = await held.enter_async_context(self._registry.use(key))
             attachment = session.attach()
-            stream = _Stream(session, attachment)
+            stream = _Stream(session, attachment, traceparent=self._traceparent)
             held.callback(stream.close)
             yield ConverseResponse(
                 opened=SessionOpened(session=await session.present_with_residency())
@@ -98,8 +105,9 @@ class _Stream:
     the incoming frames up once there are many.
     """
 
-    def __init__(self, session: LiveSession, attachment: Attachment) -> None:
+    def __init__(self, session: LiveSession, attachment: Attachment, *, traceparent: str) -> None:
         self._session = session
+        self._traceparent = traceparent
         self._attachment = attachment
         self._readers: list[EventReader] = []
         self._rejected: deque[FrameRejected] = deque()
@@ -195,11 +203,9 @@ class _Stream:
         check_frame_id(frame.frame_id, "frame_id")
         kind = frame.WhichOneof("frame")
         if kind == "generate":
-            await self._start(
-                read_start_turn(frame.generate, path="generate", frame_id=frame.frame_id)
-            )
+            await self._start(read_start_turn(frame.generate, self._frame_of(frame)))
         elif kind == "append":
-            await self._start(read_append(frame.append, path="append", frame_id=frame.frame_id))
+            await self._start(read_append(frame.append, self._frame_of(frame)))
         elif kind == "cancel":
             check_turn_id(frame.cancel.turn_id, "cancel.turn_id")
             await self._session.cancel_turn(
@@ -213,6 +219,10 @@ class _Stream:
             raise InvalidRequest(
                 FieldViolation("frame", "must be one of generate, append, cancel and ack")
             )
+
+    def _frame_of(self, frame: ConverseRequest) -> Frame:
+        path = str(frame.WhichOneof("frame"))
+        return Frame(path=path, frame_id=frame.frame_id, traceparent=self._traceparent)
 
     async def _start(self, request: TurnRequest) -> None:
         turn = await self._session.start_turn(request, attachment=self._attachment)

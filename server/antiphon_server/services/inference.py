@@ -25,7 +25,7 @@ from grpc.aio import ServicerContext
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.messages import Scope
 from antiphon_server.answer_size import MAX_ANSWER_BYTES, check_answer_size
-from antiphon_server.caller import caller_of
+from antiphon_server.caller import caller_of, traceparent_of
 from antiphon_server.capabilities import unsupported_feature
 from antiphon_server.convert import to_prompt_parts
 from antiphon_server.generation import Event, Generation, GenerationSpec, Generator
@@ -135,7 +135,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             scope=Scope(tenant=caller_of(context).tenant),
             received_ns=received_ns,
             deadline_ns=deadline_ns,
-            traceparent=_traceparent(context),
+            traceparent=traceparent_of(context),
         )
         return spec, generator
 
@@ -191,10 +191,3 @@ def _too_large(size_bytes: int) -> AntiphonError:
         f"{_SIZE_HINT}",
         metadata={"size_bytes": str(size_bytes), "limit_bytes": str(MAX_ANSWER_BYTES)},
     )
-
-
-def _traceparent(context: ServicerContext[GenerateRequest, ResponseT]) -> str:
-    for key, value in context.invocation_metadata() or ():
-        if key == "traceparent" and isinstance(value, str):
-            return value
-    return ""

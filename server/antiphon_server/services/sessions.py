@@ -35,14 +35,14 @@ from google.protobuf.message import Message
 from grpc.aio import ServicerContext
 
 from antiphon_server.answer_size import check_answer_size
-from antiphon_server.caller import caller_of
+from antiphon_server.caller import caller_of, traceparent_of
 from antiphon_server.capabilities import unsupported_feature
 from antiphon_server.services.converse import Conversation
 from antiphon_server.sessions.failures import is_cancelled, to_error
 from antiphon_server.sessions.listing import list_sessions, list_turns
 from antiphon_server.sessions.names import parse_session_name, parse_turn_name
 from antiphon_server.sessions.registry import SessionRegistry
-from antiphon_server.sessions.turn_request import read_start_turn
+from antiphon_server.sessions.turn_request import Frame, read_start_turn
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -98,7 +98,9 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         context: ServicerContext[ConverseRequest, ConverseResponse],
     ) -> AsyncGenerator[ConverseResponse, None]:
         """Talks."""
-        conversation = Conversation(self._registry, caller_of(context).tenant)
+        conversation = Conversation(
+            self._registry, caller_of(context).tenant, traceparent=traceparent_of(context)
+        )
         async with contextlib.aclosing(conversation.run(request_iterator)) as frames:
             async for frame in frames:
                 yield frame
@@ -108,7 +110,8 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
     ) -> AsyncGenerator[TurnEvent, None]:
         """Runs one turn and tells of it."""
         key = parse_session_name(caller_of(context).tenant, request.session, "session")
-        asked = read_start_turn(request.turn, path="turn")
+        frame = Frame(path="turn", traceparent=traceparent_of(context))
+        asked = read_start_turn(request.turn, frame)
         async with self._registry.use(key) as session:
             turn = await session.start_turn(asked)
             wake = asyncio.Event()

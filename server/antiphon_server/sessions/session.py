@@ -323,6 +323,7 @@ class LiveSession:
         turn.received_ns = self._surroundings.clock.monotonic_ns()
         if request.timeout_ns is not None:
             turn.deadline_ns = turn.received_ns + request.timeout_ns
+        turn.message.trace_id = request.trace_id
         turn.message.name = self.key.turn_name(turn.turn_id)
         turn.message.create_time.CopyFrom(to_timestamp(self._surroundings.clock.wall_ns()))
         self._queue.add(turn)

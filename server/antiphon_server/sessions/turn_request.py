@@ -16,7 +16,19 @@ from antiphon_server.sessions.names import check_turn_id, parse_turn_name
 from antiphon_server.sessions.times import check_duration
 from antiphon_server.validation import check_items
 
-_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2})")
+_SAMPLED: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """What a turn came in."""
+
+    path: str
+    """What stands before its fields' names where one is at fault, such as `generate`."""
+    frame_id: str = ""
+    traceparent: str = ""
+    """The stream's or call's, which holds for turns without their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +50,24 @@ class TurnRequest:
     timeout_ns: int | None = None
     """From receipt."""
     traceparent: str = ""
+    """W3C trace context; empty: none, or none that can be read."""
     frame_id: str = ""
 
+    @property
+    def trace_id(self) -> str:
+        """The trace that it is a part of; empty where there is none or it is not sampled."""
+        match = _TRACEPARENT.fullmatch(self.traceparent)
+        return match[1] if match and int(match[2], 16) & _SAMPLED else ""
 
-def read_start_turn(start: StartTurn, *, path: str, frame_id: str = "") -> TurnRequest:
+
+def read_start_turn(start: StartTurn, frame: Frame) -> TurnRequest:
     """Reads a turn that generates.
 
     Raises:
         InvalidRequest: a field is at fault.
         AntiphonError: UNSUPPORTED_FEATURE.
     """
+    path = frame.path
     _refuse_unbuilt(start, path)
     if start.turn_id:
         check_turn_id(start.turn_id, f"{path}.turn_id")
@@ -70,13 +90,14 @@ def read_start_turn(start: StartTurn, *, path: str, frame_id: str = "") -> TurnR
         rejects_busy=start.if_busy == StartTurn.IF_BUSY_REJECT,
         cancels_on_disconnect=start.on_disconnect == StartTurn.ON_DISCONNECT_CANCEL,
         timeout_ns=check_duration(start.timeout, f"{path}.timeout") if has_timeout else None,
-        traceparent=start.traceparent if _TRACEPARENT.fullmatch(start.traceparent) else "",
-        frame_id=frame_id,
+        traceparent=_readable(start.traceparent or frame.traceparent),
+        frame_id=frame.frame_id,
     )
 
 
-def read_append(append: AppendItems, *, path: str, frame_id: str = "") -> TurnRequest:
+def read_append(append: AppendItems, frame: Frame) -> TurnRequest:
     """Reads a turn that appends. Raises like `read_start_turn`."""
+    path = frame.path
     if append.turn_id:
         check_turn_id(append.turn_id, f"{path}.turn_id")
     if not append.items:
@@ -92,7 +113,8 @@ def read_append(append: AppendItems, *, path: str, frame_id: str = "") -> TurnRe
         items=tuple(append.items),
         fingerprint=fingerprint("append", content),
         expected_head=_read_expected_head(append, path),
-        frame_id=frame_id,
+        traceparent=_readable(frame.traceparent),
+        frame_id=frame.frame_id,
     )
 
 
@@ -110,6 +132,7 @@ def _refuse_unbuilt(start: StartTurn, path: str) -> None:
         ("rewind", "rewind_to"): start.HasField("rewind_to"),
         ("continue_answer", "continue_answer"): start.continue_answer,
         ("clear_defaults", "clear_defaults"): start.HasField("clear_defaults"),
+        ("tracestate", "tracestate"): bool(start.tracestate),
     }
     for (capability, name), is_asked in asked.items():
         if is_asked:
@@ -126,6 +149,11 @@ def _read_expected_head(request: StartTurn | AppendItems, path: str) -> HistoryP
     if kind == "turn":
         parse_turn_name("", point.turn, f"{path}.expected_head.turn")
     return point
+
+
+def _readable(traceparent: str) -> str:
+    """Returns a trace context, or nothing where it is broken: the rule is to go on without."""
+    return traceparent if _TRACEPARENT.fullmatch(traceparent) else ""
 
 
 def _check_enum(value: int, known: Sequence[int], path: str) -> None:

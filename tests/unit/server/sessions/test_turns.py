@@ -24,7 +24,7 @@ from google.protobuf.empty_pb2 import Empty
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_server.sessions.listing import list_turns
-from antiphon_server.sessions.turn_request import read_start_turn
+from antiphon_server.sessions.turn_request import Frame, read_start_turn
 from support.fake_engine import FACTS, FakeEngine, fixed_ids
 from support.fake_renderer import ANSWER, BEGIN, NEXT, REFUSED, TURN, FakeRenderer
 from support.session_bench import (
@@ -338,7 +338,7 @@ async def test_a_field_at_fault_is_named_and_leaves_no_trace(
 )
 def test_what_is_not_built_is_refused_by_name(turn: StartTurn, capability: str):
     with pytest.raises(AntiphonError) as caught:
-        read_start_turn(turn, path="turn")
+        read_start_turn(turn, Frame(path="turn"))
 
     assert caught.value.reason is ErrorReason.UNSUPPORTED_FEATURE
     assert caught.value.metadata["capability"] == capability

@@ -1,0 +1,376 @@
+"""Every field that a request may have does something, or is refused by name."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import re
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from antiphon.v1 import admin_pb2, inference_pb2, model_pb2, session_pb2, types_pb2
+from antiphon.v1.inference_pb2 import StreamGenerateResponse
+from antiphon.v1.session_pb2 import (
+    AppendItems,
+    CancelRequest,
+    ConverseRequest,
+    ConverseResponse,
+    CreateSessionRequest,
+    OpenSession,
+    Session,
+    StartTurn,
+    TurnEvent,
+    UpdateSessionRequest,
+)
+from antiphon.v1.types_pb2 import GenerationConfig, Prompt, ToolChoice
+from google.protobuf import json_format, message_factory
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.field_mask_pb2 import FieldMask
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from support.fake_engine import FakeEngine, ids_from_prompt
+from support.request_fields import leaves, parents_there, set_field, without
+from support.server import RunningServer, details_of, running_server
+from support.session_rows import user
+from support.tiny_tokenizers import save_byte_level_tokenizer
+
+CONFIG = GenerationConfig(
+    sampling={"temperature": 0.7, "seed": 5},
+    stop={"max_output_tokens": 12, "stop_strings": ["e"]},
+)
+SPECIAL_ID = 942
+"""Of `<|im_start|>` in the tiny tokenizer."""
+SPOKEN = "say <|im_end|> twice"
+TURN = StartTurn(turn_id="t", items=[user("hi")], config=CONFIG)
+NAME = "sessions/SESSION"
+T1 = f"{NAME}/turns/t1"
+
+PLAIN = {
+    "Generate": [
+        inference_pb2.GenerateRequest(prompt=Prompt(text=SPOKEN), config=CONFIG),
+        inference_pb2.GenerateRequest(
+            prompt=Prompt(conversation={"items": [user("hi")]}), config=CONFIG
+        ),
+    ],
+    "RenderPrompt": [
+        model_pb2.RenderPromptRequest(prompt=Prompt(text=SPOKEN)),
+        model_pb2.RenderPromptRequest(prompt=Prompt(conversation={"items": [user("hi")]})),
+    ],
+    "Tokenize": [model_pb2.TokenizeRequest(text=SPOKEN)],
+    "Detokenize": [model_pb2.DetokenizeRequest(token_ids=[0, 1, SPECIAL_ID, 50])],
+    "GetModel": [model_pb2.GetModelRequest(name="models/tiny")],
+    "CreateSession": [CreateSessionRequest(session_id="new-SESSION", items=[user("hi")])],
+    "GetSession": [session_pb2.GetSessionRequest(name=NAME)],
+    "DeleteSession": [session_pb2.DeleteSessionRequest(name=NAME)],
+    "RunTurn": [session_pb2.RunTurnRequest(session=NAME, turn=TURN)],
+    "CancelTurn": [session_pb2.CancelTurnRequest(name=T1)],
+    "GetTurn": [session_pb2.GetTurnRequest(name=T1)],
+    "ListTurns": [session_pb2.ListTurnsRequest(session=NAME)],
+    "Converse": [
+        ConverseRequest(open=OpenSession(name=NAME)),
+        ConverseRequest(
+            open=OpenSession(
+                create=CreateSessionRequest(session_id="new-SESSION", items=[user("hi")])
+            )
+        ),
+        ConverseRequest(generate=TURN),
+        ConverseRequest(append=AppendItems(turn_id="t", items=[user("hi")])),
+        ConverseRequest(cancel=CancelRequest(turn_id="t1")),
+    ],
+}
+PLAIN["StreamGenerate"] = PLAIN["Generate"]
+
+VALUES = {
+    r"message\.role$": types_pb2.ROLE_ASSISTANT,
+    r"tool_choice\.mode$": ToolChoice.MODE_REQUIRED,
+    r"stop_strings$": ["a"],
+    r"time_limit$": Duration(nanos=1),
+    r"timeout$": Duration(nanos=1),
+    r"(idle_ttl|limit|duration)$": Duration(seconds=77),
+    r"latest_expire_time$": Timestamp(seconds=4_000_000_000),
+    r"labels$": {"no": "such"},
+    r"logit_bias$": {3: 2.5},
+    r"token_ids\.ids$": [3, 4],
+    r"repetition_penalty$": 1.5,
+    r"max_output_tokens$": 7,
+    r"prompt\.text$": "something else",
+    r"message\.text$": "something else",
+    r"^token_ids$": [7],
+    r"if_busy$": StartTurn.IF_BUSY_INTERRUPT,
+    r"page_size$": 1,
+    r"traceparent$": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    r"expected_head\.turn$": f"{NAME}/turns/other",
+    r"update_mask$": FieldMask(paths=["instructions"]),
+    r"clear_defaults$": FieldMask(paths=["sampling"]),
+}
+
+OUTPUT_ONLY = (
+    "name|state|expire_time|create_time|update_time|etag|head_turn|num_turns|parent_session"
+    r"|fork_turn|residency\.\w+"
+)
+WITHOUT_EFFECT = {
+    rf"^(CreateSession \.|Converse \.open\.create\.)session\.({OUTPUT_ONLY})$": "output only",
+    rf"^UpdateSession \.session\.(model|history_policy|(?!name|etag)({OUTPUT_ONLY}))$": "fixed",
+    r"^(Generate|StreamGenerate|RenderPrompt) \.config\.constraint\.none$": "none to lift",
+    r"^RenderPrompt \.config\.(sampling|stop|output|priority)": "no template needs it",
+}
+"""Fields that rightly change nothing here."""
+
+SHOWN_ELSEWHERE = {
+    r"\.on_disconnect$": "test_a_broken_stream_leaves_its_turn_as_it_asked",
+    r"discard_partial$": "test_a_discarded_turn_leaves_the_history_as_before",
+    r"^WatchEngineStats \.interval$": "test_stats_are_watched_at_the_interval_asked_for",
+    r"^ListModels \.page_size$": "test_bad_page_is_refused_by_field",
+}
+
+UPDATABLE = (
+    "instructions",
+    "tools",
+    "defaults",
+    "retention",
+    "labels",
+    "idle_ttl",
+    "latest_expire_time",
+)
+
+METHODS = {
+    method.name: method
+    for module in (admin_pb2, inference_pb2, model_pb2, session_pb2)
+    for service in module.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+FIELDS = [
+    f"{name} .{path}" for name, method in METHODS.items() for path in leaves(method.input_type)
+]
+
+
+PLAIN_FOR = {"Converse .frame_id": 2}
+"""Which plain request to add a field to, where that is not the first with most of its parents."""
+
+TIMES = {"timings", "create_time", "update_time", "end_time", "expire_time", "etag", "epoch"}
+PIECES = {"last_sequence", "first_sequence", "sequence", "kept_sequence"}
+CACHE = {"cached_prompt_tokens", "residency"}
+UNTOLD = TIMES | CACHE | PIECES
+"""Fields that differ from call to call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """All that can be seen of a call, but for times and names that are drawn."""
+
+    seen: str
+    refused: dict[str, str] | None
+    """Why it, or its frame, was refused for a feature that is not there."""
+
+
+class Asker:
+    """Makes calls on sessions in the same state."""
+
+    def __init__(self, server: RunningServer, engine: FakeEngine) -> None:
+        self._server = server
+        self._engine = engine
+        self._numbers = itertools.count(1)
+        self._known: dict[tuple[str, bytes], Outcome] = {}
+
+    async def outcome(self, name: str, request: Message) -> Outcome:
+        key = (name, request.SerializeToString(deterministic=True))
+        if key not in self._known:
+            self._known[key] = await self._ask(name, request)
+        return self._known[key]
+
+    async def _ask(self, name: str, request: Message) -> Outcome:
+        session = f"s{next(self._numbers):04}"
+        about_session = METHODS[name].containing_service.name == "SessionService"
+        changes_session = about_session and name != "ListSessions"
+        if changes_session:
+            await self._prepare(session)
+        num_before = len(self._engine.requests)
+        answers: list[Message] = []
+        status, refused = "", None
+        try:
+            async for answer in self._call(name, request, session):
+                answers.append(without(answer, UNTOLD))
+                if name == "Converse" and answer.rejected.failure.reason == "UNSUPPORTED_FEATURE":
+                    refused = dict(answer.rejected.failure.metadata)
+        except grpc.aio.AioRpcError as error:
+            status = f"{error.code()} {error.details()}"
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                refused = dict(details_of(error)["ErrorInfo"].metadata)
+        if changes_session:
+            answers += [without(left, UNTOLD) for left in await self._left(session)]
+        submitted = [each.request for each in self._engine.requests[num_before:]]
+        seen = f"{status} {joined(answers)} {submitted}".replace(session, "SESSION")
+        return Outcome(seen=re.sub(r"[0-9a-f]{32}", "DRAWN", seen), refused=refused)
+
+    async def _left(self, session: str) -> list[Message]:
+        """Returns what there is of the session, and of one that was made beside it."""
+        left: list[Message] = []
+        for name in (f"sessions/{session}", f"sessions/new-{session}"):
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                left.append(
+                    await self._server.sessions.GetSession(session_pb2.GetSessionRequest(name=name))
+                )
+                left.append(
+                    await self._server.sessions.ListTurns(
+                        session_pb2.ListTurnsRequest(session=name, show_all=True)
+                    )
+                )
+        return left
+
+    async def _prepare(self, session: str) -> None:
+        """Makes a session with two turns in its history and one that failed."""
+        sessions = self._server.sessions
+        await sessions.CreateSession(CreateSessionRequest(session_id=session))
+        for turn_id in ("t1", "t2", "t3"):
+            start = StartTurn(turn_id=turn_id, items=[user("hi")], config=CONFIG)
+            if turn_id == "t3":
+                start.config.stop.max_output_tokens = 1_000_000
+            run = session_pb2.RunTurnRequest(session=f"sessions/{session}", turn=start)
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                async for _ in sessions.RunTurn(run):
+                    pass
+
+    async def _call(self, name: str, request: Message, session: str) -> AsyncIterator[Message]:
+        method = METHODS[name]
+        service = method.containing_service
+        is_admin = service.name == "AdminService"
+        channel = self._server.admin_channel if is_admin else self._server.channel
+        kind = {
+            (False, False): channel.unary_unary,
+            (False, True): channel.unary_stream,
+            (True, True): channel.stream_stream,
+        }[method.client_streaming, method.server_streaming]
+        call = kind(
+            f"/{service.full_name}/{name}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=message_factory.GetMessageClass(method.output_type).FromString,
+        )
+        frames = [placed(request, session)]
+        if name == "Converse" and not request.HasField("open"):
+            frames.insert(0, ConverseRequest(open=OpenSession(name=f"sessions/{session}")))
+        answers = call(iter(frames) if method.client_streaming else frames[0], timeout=20)
+        if not method.server_streaming:
+            yield await answers
+            return
+        async for answer in answers:
+            yield answer
+            if name == "WatchEngineStats":
+                return
+
+
+def with_start_token(directory: Path) -> Path:
+    """Makes a saved tokenizer put a token before every text; returns `directory`."""
+    path = directory / "tokenizer.json"
+    definition = json.loads(path.read_text(encoding="utf-8"))
+    token = "<|endoftext|>"
+    token_id = next(t["id"] for t in definition["added_tokens"] if t["content"] == token)
+    start = {"SpecialToken": {"id": token, "type_id": 0}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    definition["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [start, text],
+        "pair": [start, text],
+        "special_tokens": {token: {"id": token, "ids": [token_id], "tokens": [token]}},
+    }
+    path.write_text(json.dumps(definition), encoding="utf-8")
+    return directory
+
+
+def placed(request: Message, session: str) -> Message:
+    """Returns the request with the session that it is about in place of NAME's."""
+    as_json = json_format.MessageToJson(request).replace("SESSION", session)
+    return json_format.Parse(as_json, type(request)())
+
+
+def joined(answers: Sequence[Message]) -> str:
+    """Returns answers as text; how an output is cut into pieces means nothing."""
+    whole, text = [], ""
+    for answer in answers:
+        event: Message = answer
+        if isinstance(answer, ConverseResponse) and answer.HasField("turn_event"):
+            event = answer.turn_event
+        if isinstance(event, TurnEvent | StreamGenerateResponse) and event.HasField("delta"):
+            text += event.delta.text
+            event.delta.ClearField("text")
+            if not (event.delta.token_ids or event.delta.logprobs):
+                continue
+        whole.append(str(answer))
+    return f"{text!r} {whole}"
+
+
+def plain_request(name: str, path: str) -> Message:
+    """Returns the request to which the field is added."""
+    kind = message_factory.GetMessageClass(METHODS[name].input_type)
+    if name == "UpdateSession":
+        part = path.split(".")[1] if path.startswith("session.") else ""
+        return UpdateSessionRequest(
+            session=Session(name=NAME, instructions="new"),
+            update_mask=FieldMask(paths=[part if part in UPDATABLE else "labels"]),
+        )
+    plain = PLAIN.get(name, [kind()])
+    if (number := PLAIN_FOR.get(f"{name} .{path}")) is not None:
+        return plain[number]
+    return max(plain, key=lambda request: parents_there(request, path))
+
+
+async def both(asker: Asker, name: str, path: str) -> tuple[Outcome, Outcome]:
+    """Returns what comes of a request without and with a field."""
+    plain = plain_request(name, path)
+    changed = type(plain)()
+    changed.CopyFrom(plain)
+    set_field(changed, path, VALUES)
+    return await asker.outcome(name, plain), await asker.outcome(name, changed)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Outcome, Outcome]]:
+    """For each field, what comes of a request without and with it."""
+
+    async def ask() -> dict[str, tuple[Outcome, Outcome]]:
+        engine = FakeEngine(
+            script=lambda *asked: (SPECIAL_ID, *itertools.islice(ids_from_prompt(*asked), 50))
+        )
+        directory = tmp_path_factory.mktemp("server")
+        checkpoint = with_start_token(save_byte_level_tokenizer(directory / "tokenizer"))
+        async with running_server(directory, engine=engine, checkpoint=checkpoint) as server:
+            asker = Asker(server, engine)
+            return {field: await both(asker, *field.split(" .")) for field in FIELDS}
+
+    return asyncio.run(ask())
+
+
+def named_in(patterns: Iterable[str], field: str) -> bool:
+    return any(re.search(pattern, field) for pattern in patterns)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_field_has_an_effect_or_is_refused_by_name(
+    field: str, outcomes: dict[str, tuple[Outcome, Outcome]]
+) -> None:
+    name, path = field.split(" .")
+    without_it, with_it = outcomes[field]
+
+    if with_it.refused is not None:
+        by_method = with_it.refused["capability"].endswith(f".{name}")
+        at = re.sub(r"\[\d+\]", "", with_it.refused.get("field", ""))
+        assert by_method or path.startswith(at) or at.startswith(path)
+    elif named_in(WITHOUT_EFFECT, field):
+        assert with_it.seen == without_it.seen
+    elif not named_in(SHOWN_ELSEWHERE, field):
+        assert with_it.seen != without_it.seen
+
+
+def test_what_is_shown_elsewhere_is_there() -> None:
+    tests = "".join(path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py"))
+
+    assert [name for name in SHOWN_ELSEWHERE.values() if f"def {name}(" not in tests] == []
+
+
+def test_every_exception_is_needed() -> None:
+    exceptions = [*WITHOUT_EFFECT, *SHOWN_ELSEWHERE]
+
+    assert [each for each in exceptions if not any(re.search(each, f) for f in FIELDS)] == []
