@@ -18,6 +18,7 @@ from antiphon_engine.api import messages
 from antiphon_engine.api.errors import StartupError
 from antiphon_server.validation_sampling import RANGES
 
+_MAX_UINT32: Final = 2**32 - 1
 FINISH_REASONS: Final[Mapping[messages.FinishReason, "FinishReason.ValueType"]] = {
     messages.FinishReason.END_ID: FinishReason.FINISH_REASON_STOP,
     messages.FinishReason.STOP_ID: FinishReason.FINISH_REASON_STOP_SEQUENCE,
@@ -80,7 +81,7 @@ def to_checkpoint_config(sampling_defaults: Mapping[str, float]) -> GenerationCo
     for name, value in sampling_defaults.items():
         if name == "top_k":
             # Some checkpoints write -1 where all tokens are kept.
-            sampling.top_k = max(0, int(value))
+            sampling.top_k = min(max(0, int(value)), _MAX_UINT32)
         elif name in RANGES:
             if value not in RANGES[name]:
                 raise StartupError(

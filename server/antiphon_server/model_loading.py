@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from antiphon.v1.types_pb2 import GenerationConfig
+
 from antiphon_engine.api.checkpoint import CheckpointInfo
 from antiphon_engine.api.errors import StartupError
 from antiphon_engine.api.handle import EngineHandle
@@ -29,20 +31,28 @@ class TextSide:
     info: CheckpointInfo
     tokenizer: Tokenizer
     renderer: PromptRenderer
+    checkpoint_config: GenerationConfig
+    """The checkpoint's own sampling defaults."""
 
 
 def load_text_side(config: Config, checkpoint: Path, info: CheckpointInfo) -> TextSide:
     """Reads tokenizer and chat template. Takes up to seconds; blocks.
 
     Raises:
-        StartupError: one of them is broken, or what the settings say of the model is.
+        StartupError: one of them is broken, or what the settings say of the model is, or a
+            sampling default of the checkpoint's is out of range.
     """
     name = f"models/{model_name(config)}"
+    checkpoint_config = to_checkpoint_config(info.sampling_defaults)
     tokenizer = Tokenizer.load(checkpoint)
     override = Path(config.model.chat_template) if config.model.chat_template else None
     template = ChatTemplate.load(checkpoint, override=override)
     return TextSide(
-        name=name, info=info, tokenizer=tokenizer, renderer=PromptRenderer(tokenizer, template)
+        name=name,
+        info=info,
+        tokenizer=tokenizer,
+        renderer=PromptRenderer(tokenizer, template),
+        checkpoint_config=checkpoint_config,
     )
 
 
@@ -64,7 +74,7 @@ def served_model(config: Config, text: TextSide, engine: EngineHandle) -> Served
         checkpoint_vocabulary_size=text.info.vocabulary_size,
         checkpoint_context_tokens=text.info.context_tokens,
         end_ids=union_of_end_ids(text.info.end_ids, text.tokenizer.end_ids),
-        checkpoint_config=to_checkpoint_config(text.info.sampling_defaults),
+        checkpoint_config=text.checkpoint_config,
     )
 
 
