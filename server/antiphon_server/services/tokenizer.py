@@ -58,7 +58,12 @@ class TokenizerService(model_pb2_grpc.TokenizerServiceServicer):
         rendered = await render_prompt(
             request.prompt, model=model, offload=self._offload, path="prompt"
         )
-        response = model_pb2.RenderPromptResponse(text=rendered.text, token_ids=rendered.token_ids)
+        text, token_ids = rendered.text, rendered.token_ids
+        if request.prompt.WhichOneof("kind") == "token_ids":
+            text = await self._offload.run(
+                model.tokenizer.decode, token_ids, skip_special_tokens=False
+            )
+        response = model_pb2.RenderPromptResponse(text=text, token_ids=token_ids)
         check_answer_size(response, hint=_SHORTER)
         return response
 

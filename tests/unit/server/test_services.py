@@ -110,6 +110,17 @@ async def test_prompt_is_rendered_as_the_model_gets_it(running: RunningServer) -
     assert rendered.token_ids
 
 
+async def test_prompt_of_token_ids_is_rendered_with_its_text(running: RunningServer) -> None:
+    token_ids = running.model.tokenizer.encode(
+        "one two<|im_end|>", add_special_tokens=False, allow_special_tokens=True
+    )
+    prompt = types_pb2.Prompt(token_ids=types_pb2.TokenIds(ids=token_ids))
+
+    rendered = await running.tokenizer.RenderPrompt(model_pb2.RenderPromptRequest(prompt=prompt))
+
+    assert (rendered.text, list(rendered.token_ids)) == ("one two<|im_end|>", token_ids)
+
+
 async def test_text_that_no_message_holds_is_refused_before_it_is_sent(
     running: RunningServer,
 ) -> None:
