@@ -60,9 +60,9 @@ class Ledger:
         message.last_sequence = turn.log.last_sequence + 1
         if outcome.output is not None:
             message.output.CopyFrom(outcome.output)
-        kept = replace(turn.row(), turn=message, tokens=outcome.tokens)
         async with self.lock:
             row = self._behind_turn(message.name, now_ns)
+            kept = replace(turn.row(), turn=message, version=row.version, tokens=outcome.tokens)
             await self._surroundings.store.end_turn(kept, row)
             self.row = row
             self.history = self.history.after(kept)

@@ -74,6 +74,8 @@ class TurnRow:
     fingerprint: bytes
     """Of the request's content: tells a retry from another turn under the same id."""
     turn: session_pb2.Turn
+    version: int = 0
+    """The session's with this turn as its head; 0: it never was, or that is not known."""
     tokens: TurnTokens = field(default_factory=TurnTokens)
 
 

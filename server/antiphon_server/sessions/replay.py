@@ -20,7 +20,7 @@ def replayed_events(turn: Turn, *, etag: str, prompt: Sequence[PromptPart]) -> l
 
     Args:
         turn: A turn that has ended.
-        etag: The session's, for the terminal event.
+        etag: The session's with this turn as its head, for the terminal event.
         prompt: The prompt's report, where it was asked for and can be made again.
     """
     events = [TurnEvent(accepted=TurnAccepted())]

@@ -297,7 +297,7 @@ class LiveSession:
         return await self._surroundings.offload.run(
             replayed_events,
             turn,
-            etag=etag_of(self._ledger.row),
+            etag=etag_of(replace(self._ledger.row, version=row.version)),
             prompt=list(to_prompt_parts(prompt_ids)),
         )
 

@@ -18,7 +18,7 @@ Cell = str | int | bytes | None
 Row = tuple[Cell, ...]
 
 SESSION_COLUMNS: Final = "tenant, session_id, create_ns, idle_since_ns, expire_ns, version, session"
-TURN_COLUMNS: Final = "position, turn_id, generates, fingerprint, turn"
+TURN_COLUMNS: Final = "position, turn_id, generates, fingerprint, turn, version"
 TOKEN_COLUMNS: Final = "head_ids, head_digest, added_ids, output_ids"
 
 
@@ -51,7 +51,7 @@ def to_session(cells: Sequence[Cell]) -> SessionRow:
 def turn_cells(row: TurnRow) -> Row:
     """Returns the cells of TURN_COLUMNS."""
     turn = row.turn.SerializeToString()
-    return (row.position, row.turn_id, int(row.generates), row.fingerprint, turn)
+    return (row.position, row.turn_id, int(row.generates), row.fingerprint, turn, row.version)
 
 
 def token_cells(tokens: TurnTokens) -> Row:
@@ -66,13 +66,14 @@ def token_cells(tokens: TurnTokens) -> Row:
 
 def to_turn(cells: Sequence[Cell]) -> TurnRow:
     """Reads TURN_COLUMNS, and TOKEN_COLUMNS where they follow."""
-    position, turn_id, generates, fingerprint, turn, *tokens = cells
+    position, turn_id, generates, fingerprint, turn, version, *tokens = cells
     return TurnRow(
         position=_integer(position),
         turn_id=_text(turn_id),
         generates=bool(generates),
         fingerprint=_blob(fingerprint),
         turn=session_pb2.Turn.FromString(_blob(turn)),
+        version=_integer(version),
         tokens=_to_tokens(tokens) if tokens else TurnTokens(),
     )
 

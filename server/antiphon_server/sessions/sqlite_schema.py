@@ -72,6 +72,7 @@ MIGRATIONS: Final[Sequence[str]] = (
       PRIMARY KEY (tenant, request_id)
     ) STRICT, WITHOUT ROWID;
     """,
+    "ALTER TABLE turns ADD COLUMN version INTEGER NOT NULL DEFAULT 0;",
 )
 """Entry i takes a file from version i to i + 1. Released entries never change."""
 

@@ -94,12 +94,13 @@ class Writes:
         """See SessionStore.end_turn."""
         self._replace_session(connection, session)
         changed = connection.execute(
-            "UPDATE turns SET state = ?, turn = ?, head_ids = ?, head_digest = ?, added_ids = ?,"
-            " output_ids = ?, owner = ?, epoch = ?"
+            "UPDATE turns SET state = ?, turn = ?, version = ?, head_ids = ?, head_digest = ?,"
+            " added_ids = ?, output_ids = ?, owner = ?, epoch = ?"
             " WHERE tenant = ? AND session_id = ? AND position = ?",
             (
                 turn.turn.state,
                 turn.turn.SerializeToString(),
+                turn.version,
                 *token_cells(turn.tokens),
                 self.owner,
                 self.epoch,
@@ -113,7 +114,7 @@ class Writes:
     def _insert_turn(self, connection: sqlite3.Connection, key: SessionKey, row: TurnRow) -> None:
         connection.execute(
             f"INSERT INTO turns (tenant, session_id, state, {TURN_COLUMNS}, {TOKEN_COLUMNS},"
-            " owner, epoch) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+            " owner, epoch) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
             (
                 key.tenant,
                 key.session_id,

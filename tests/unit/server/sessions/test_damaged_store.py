@@ -26,7 +26,8 @@ async def test_a_damaged_turn_is_told_in_one_line_at_the_start(tmp_path: Path):
         await server.sessions.CreateSession(CreateSessionRequest(session_id="a"))
     with sqlite3.connect(tmp_path / "sessions.db") as file:
         file.execute(
-            "INSERT INTO turns VALUES ('', 'a', 1, 't', 1, 1, x'', ?, NULL, x'', x'', x'', '', 1)",
+            "INSERT INTO turns"
+            " VALUES ('', 'a', 1, 't', 1, 1, x'', ?, NULL, x'', x'', x'', '', 1, 0)",
             (ROT,),
         )
     file.close()

@@ -201,6 +201,16 @@ async def test_a_retry_replays_the_turn_and_runs_nothing(bench: SessionBench):
     assert again[1].started == first[1].started
 
 
+async def test_a_replay_tells_the_etag_that_the_turn_made(bench: SessionBench):
+    await bench.create()
+    told = (await bench.run("hi", "t1"))[-1].completed.etag
+    await bench.run("more", "t2")
+
+    again = (await bench.run("hi", "t1"))[-1].completed.etag
+
+    assert again == told != (await bench.session()).etag
+
+
 async def test_a_replay_after_a_restart_tells_the_prompt_and_tokens_too(spec: BenchSpec):
     asked = start_turn("more", "t2")
     asked.config.output.CopyFrom(
