@@ -137,11 +137,17 @@ def _probe_socket_file(path: str) -> None:
         raise FileNotFoundError(errno.ENOENT, "no such folder")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, "no right")
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
+    if os.path.lexists(path):
+        _remove_stale(path)
+    # Some folders take no sockets, whatever their rights say.
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.bind(path)
+        os.unlink(path)
+
+
+def _remove_stale(path: str) -> None:
+    """Removes a socket file at which nobody listens; raises OSError for any other file."""
+    if not stat.S_ISSOCK(os.lstat(path).st_mode):
         raise FileExistsError(errno.EEXIST, "not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_LIMIT_S)
@@ -164,6 +170,6 @@ def _explain(address: Address, error: OSError) -> str:
         errno.EPERM: "this user has no right to it",
         errno.EADDRNOTAVAIL: "this machine has no such address",
         errno.EEXIST: "there is a file of that name that is not a socket",
-        errno.ENOENT: "the folder does not exist",
+        errno.ENOENT: "the folder does not exist, or takes no sockets",
     }
     return reasons.get(error.errno or 0) or error.strerror or str(error)
