@@ -45,22 +45,29 @@ def config_of(arguments: argparse.Namespace) -> types_pb2.GenerationConfig:
     """Returns what the flags say.
 
     Raises:
-        ValueError: a number is outside of what its field can hold.
+        ValueError: a number is outside of what its field can hold, or a text is not Unicode.
     """
     return types_pb2.GenerationConfig(
         sampling=types_pb2.SamplingParams(
             temperature=arguments.temperature,
             top_p=arguments.top_p,
-            top_k=arguments.top_k,
+            top_k=fitting("--top-k", arguments.top_k),
             min_p=arguments.min_p,
             presence_penalty=arguments.presence_penalty,
             frequency_penalty=arguments.frequency_penalty,
             repetition_penalty=arguments.repetition_penalty,
-            seed=arguments.seed,
+            seed=fitting("--seed", arguments.seed, maximum=(1 << 64) - 1),
         ),
         stop=types_pb2.StopConditions(
-            max_output_tokens=arguments.max_tokens,
-            min_output_tokens=arguments.min_tokens,
+            max_output_tokens=fitting("--max-tokens", arguments.max_tokens),
+            min_output_tokens=fitting("--min-tokens", arguments.min_tokens),
             stop_strings=arguments.stop,
         ),
     )
+
+
+def fitting(flag: str, number: int | None, *, maximum: int = (1 << 32) - 1) -> int | None:
+    """Returns `number`. Raises ValueError, naming the flag, where its field can't hold it."""
+    if number is not None and not 0 <= number <= maximum:
+        raise ValueError(f"{flag}: must be from 0 to {maximum}, is {number}")
+    return number

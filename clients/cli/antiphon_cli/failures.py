@@ -1,5 +1,7 @@
 """What a server's failures look like to the person who asked."""
 
+from grpc import StatusCode
+
 from antiphon_cli.outcome import FAILED, NOT_REACHABLE, complain
 from antiphon_client import NotReachable, ServerError
 
@@ -12,9 +14,14 @@ def explain(error: ServerError, target: str) -> str:
             "or name another with --target"
         )
     text = " ".join(error.message.split()) or error.code.name
+    if error.code is StatusCode.UNIMPLEMENTED and not error.reason:
+        text = (
+            f"what answers at {target} doesn't know this call; "
+            "name the port for clients of an Antiphon server with --target"
+        )
     if error.reason:
         text += f" ({error.reason})"
-    if error.retry_delay_s:
+    if error.retry_delay_s and "try again in" not in text:
         text += f"; try again in {error.retry_delay_s:.1f} s"
     return text
 

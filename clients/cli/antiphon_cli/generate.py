@@ -7,7 +7,7 @@ from pathlib import Path
 from antiphon.v1 import inference_pb2, types_pb2
 from google.protobuf import json_format
 
-from antiphon_cli.config_flags import add_config, add_target, config_of
+from antiphon_cli.config_flags import add_config, add_target, config_of, fitting
 from antiphon_cli.failures import report
 from antiphon_cli.outcome import INTERRUPTED, WRONG_USE, complain
 from antiphon_cli.terminal import note, say
@@ -53,7 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="print one JSON object: outputs, usage and timings"
     )
     parser.add_argument(
-        "--json-schema", type=Path, metavar="FILE", help="the answer must satisfy this JSON Schema"
+        "--json-schema",
+        type=Path,
+        metavar="FILE",
+        help="a schema for the answer; not in this release",
     )
     add_config(parser)
 
@@ -90,7 +93,7 @@ def _request(arguments: argparse.Namespace) -> inference_pb2.GenerateRequest:
         model=arguments.model,
         prompt=raw_text(text) if arguments.raw else conversation([*items, user(text)]),
         config=config,
-        num_outputs=arguments.num_outputs,
+        num_outputs=fitting("--num-outputs", arguments.num_outputs),
     )
 
 

@@ -7,6 +7,7 @@ from asyncio.subprocess import PIPE
 
 import pytest
 from antiphon.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2
 from grpc import StatusCode
 
@@ -44,6 +45,15 @@ class Refusing(inference_pb2_grpc.InferenceServiceServicer):
     async def StreamGenerate(self, request, context):
         info = error_details_pb2.ErrorInfo(reason="UNSUPPORTED_FEATURE")
         await refuse(context, StatusCode.UNIMPLEMENTED, "no constraints here", info)
+        yield
+
+
+class Overloaded(inference_pb2_grpc.InferenceServiceServicer):
+    async def StreamGenerate(self, request, context):
+        info = error_details_pb2.ErrorInfo(reason="OVERLOADED")
+        retry = error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=2))
+        message = "256 requests wait already; try again in 2 s"
+        await refuse(context, StatusCode.RESOURCE_EXHAUSTED, message, info, retry)
         yield
 
 
@@ -147,7 +157,9 @@ async def test_an_answer_that_can_not_be_written_is_one_line():
         _, complaints = await process.communicate()
 
     assert process.returncode == 1
-    assert complaints.decode().splitlines() == ["antiphon: can't go on: [Errno 28] No space left on device"]
+    assert complaints.decode().splitlines() == [
+        "antiphon: can't go on: [Errno 28] No space left on device"
+    ]
 
 
 async def test_generate_tells_where_an_answer_was_cut(capsys):
@@ -179,6 +191,23 @@ async def test_a_refusal_is_one_line_and_status_1(capsys, tmp_path):
     assert capsys.readouterr().err == "antiphon: no constraints here (UNSUPPORTED_FEATURE)\n"
 
 
+async def test_a_delay_that_the_refusal_tells_is_told_once(capsys):
+    await generate(Overloaded(), "hello")
+
+    line = capsys.readouterr().err
+    assert line == "antiphon: 256 requests wait already; try again in 2 s (OVERLOADED)\n"
+
+
+@pytest.mark.parametrize("command", [["generate", "hello"], ["chat"]])
+async def test_a_port_that_does_not_know_the_call_is_named(command, capsys):
+    async with serving() as target:
+        status = await asyncio.to_thread(main, [*command, "--target", target])
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert status == 1
+    assert f"what answers at {target} doesn't know this call" in line
+
+
 @pytest.mark.parametrize("command", [["generate", "hello"], ["chat"]])
 def test_a_server_that_is_not_there_is_one_line_and_status_3(command, capsys):
     status, line = refused([*command, "--target", "127.0.0.1:1"], capsys)
@@ -193,7 +222,15 @@ def test_a_server_that_is_not_there_is_one_line_and_status_3(command, capsys):
     [
         (["srve"], "antiphon serve"),
         (["generate", "--json-schema", "/no/such/file", "x"], "/no/such/file"),
-        (["generate", "--seed", "-1", "x"], "-1"),
+        (
+            ["generate", "--seed", "-1", "x"],
+            "--seed: must be from 0 to 18446744073709551615, is -1",
+        ),
+        (["generate", "--top-k", "4294967296", "x"], "--top-k"),
+        (["generate", "--max-tokens", "-1", "x"], "--max-tokens"),
+        (["generate", "--min-tokens", "-1", "x"], "--min-tokens"),
+        (["generate", "-n", "-1", "x"], "--num-outputs"),
+        (["chat", "--seed", "-1"], "--seed"),
         (["generate", "--raw", "--instructions", "y", "x"], "--instructions"),
         (["chat", "--session", "s", "--instructions", "y"], "--instructions"),
         (["serve", "--quantization", "int8"], "--quantization"),
