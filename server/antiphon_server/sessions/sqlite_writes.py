@@ -55,6 +55,9 @@ class Writes:
         self, connection: sqlite3.Connection, row: SessionRow, receipt: Receipt | None
     ) -> None:
         """See SessionStore.update_session."""
+        if receipt is not None:
+            # Another session's update may have taken the id since the caller looked.
+            find_answer(connection, receipt)
         self._replace_session(connection, row)
         connection.execute(
             "DELETE FROM labels WHERE tenant = ? AND session_id = ?",

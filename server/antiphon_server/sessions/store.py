@@ -48,7 +48,11 @@ class SessionStore(Protocol):
         """
 
     async def update_session(self, row: SessionRow, receipt: Receipt | None) -> None:
-        """Replaces a session."""
+        """Replaces a session.
+
+        Raises:
+            AntiphonError: ID_TAKEN for a request id that came with other content.
+        """
 
     async def delete_session(self, key: SessionKey) -> None:
         """Forgets a session and all its turns."""

@@ -1,10 +1,11 @@
 """Sessions that come, go and come back under one id, or are too large to be told."""
 
 import asyncio
+import uuid
 from dataclasses import replace
 
 import pytest
-from antiphon.v1.session_pb2 import Session, UpdateSessionRequest
+from antiphon.v1.session_pb2 import CreateSessionRequest, Session, UpdateSessionRequest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.field_mask_pb2 import FieldMask
 
@@ -71,3 +72,23 @@ async def test_a_session_that_no_answer_could_hold_is_refused(bench: SessionBenc
     error = await refused(bench.registry.update("", change))
     assert error.reason is ErrorReason.RESPONSE_TOO_LARGE
     assert (await bench.session()).instructions == "short"
+
+
+async def test_one_request_id_serves_one_of_two_updates_at_once(bench: SessionBench):
+    for session_id in ("a", "b"):
+        await bench.registry.create("", CreateSessionRequest(session_id=session_id))
+    updates = [
+        UpdateSessionRequest(
+            session=Session(name=f"sessions/{session_id}", instructions="new"),
+            update_mask=FieldMask(paths=["instructions"]),
+            request_id=str(uuid.UUID(int=1)),
+        )
+        for session_id in ("a", "b")
+    ]
+
+    told = await asyncio.gather(
+        *(bench.registry.update("", update) for update in updates), return_exceptions=True
+    )
+
+    (failed,) = [each for each in told if isinstance(each, AntiphonError)]
+    assert failed.reason is ErrorReason.ID_TAKEN
