@@ -46,7 +46,9 @@ class Fields:
     def number(self, name: str, default: float | None = None) -> float:
         """Returns a finite number."""
         value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e30:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._fault(name, value, "a number")
+        if not abs(value) <= 1e30:  # NaN is neither more nor less.
             raise self._fault(name, value, "a number")
         return float(value)
 

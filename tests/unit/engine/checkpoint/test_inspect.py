@@ -78,6 +78,8 @@ def test_no_sampling_means_greedy(checkpoint):
         ("[" * 100_000, "nested too deeply"),
         ("[]", "no JSON object"),
         ('{"eos_token_id": "x"}', "eos_token_id"),
+        ('{"temperature": NaN}', "temperature is nan, but must be a number"),
+        ('{"top_p": Infinity}', "top_p is inf, but must be a number"),
     ],
 )
 def test_broken_generation_config_is_told_in_one_line(checkpoint, content, message):
