@@ -26,7 +26,6 @@ from antiphon_engine.loop import NUM_BUFFER_SETS, EngineLoop, EngineParts
 from antiphon_engine.requests import Requests
 from antiphon_engine.sampler import MAX_TOP_LOGPROBS, Sampler, sampling_flags
 from antiphon_engine.step_executor import StepExecutor
-from antiphon_engine.watchdog import end_with_front_end
 
 _log = structlog.get_logger(__name__)
 
@@ -69,7 +68,6 @@ def run_engine(start: EngineStart, link_socket: socket.socket, load: Load) -> in
         link_socket: Connected to the front end; closed at the end.
         load: Loads the model, and says how far it is. May raise StartupError.
     """
-    end_with_front_end(link_socket)
     link = FrontEndLink(link_socket)
     try:
         loop = _make_loop(start, link, load)

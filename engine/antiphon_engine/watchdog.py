@@ -20,11 +20,20 @@ def end_with_front_end(link: socket.socket, *, grace_s: float = 1.0) -> None:
 
     Only watches the socket, never reads it; the loop may notice the end by itself within the grace.
     """
-    _ask_kernel_to_end_with_parent()
+    end_with_parent()
     watch = threading.Thread(
         target=_watch, args=(os.dup(link.fileno()), grace_s), name="watchdog", daemon=True
     )
     watch.start()
+
+
+def end_with_parent() -> None:
+    """Has the kernel kill this process when its parent dies, even if no thread here can run.
+
+    The parent is the thread that started this process.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _watch(link_fd: int, grace_s: float) -> None:
@@ -34,9 +43,3 @@ def _watch(link_fd: int, grace_s: float) -> None:
         pass
     time.sleep(grace_s)
     os._exit(EXIT_STATUS)
-
-
-def _ask_kernel_to_end_with_parent() -> None:
-    """Has the kernel kill this process when its parent dies, even if no thread here can run."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

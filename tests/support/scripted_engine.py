@@ -24,6 +24,7 @@ from antiphon_engine.api.process import EngineStart, link_of_this_process, read_
 from antiphon_engine.engine_process import LoadedModel, ModelFacts, OnProgress, run_engine
 from antiphon_engine.logs import configure_logging
 from antiphon_engine.step_executor import StepBuffers
+from antiphon_engine.watchdog import end_with_front_end
 
 WANTED_LOGIT = 20.0
 NOISE = 0.5
@@ -177,6 +178,7 @@ def main() -> int:
     arguments, rest = parser.parse_known_args()
     script = msgspec.json.decode(arguments.script.read_bytes(), type=Script)
     link = link_of_this_process(rest)
+    end_with_front_end(link)
     start = read_start(sys.stdin.buffer)
     configure_logging(sys.stderr, level=start.logging.level, as_json=start.logging.as_json)
 

@@ -9,10 +9,13 @@ import sys
 from pathlib import Path
 
 from antiphon_engine.api.errors import StartupError
+from antiphon_engine.watchdog import end_with_parent
 
 
 def main() -> int:
     """Runs the conversion and returns the exit status."""
+    # A later start clears up after it and begins anew in the same place.
+    end_with_parent()
     parser = argparse.ArgumentParser(prog="python -m antiphon_engine.checkpoint")
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from array import array
 from pathlib import Path
@@ -94,6 +95,37 @@ async def test_engine_ends_while_it_loads(tmp_path: Path) -> None:
     engine.link.close()
 
     assert await asyncio.wait_for(engine.process.wait(), LIMIT_S) != 0
+
+
+def test_engine_watches_its_front_end_before_it_imports_torch() -> None:
+    code = "import sys, antiphon_engine.__main__; print('torch' in sys.modules)"
+
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert ran.stdout == "False\n"
+
+
+async def test_converter_ends_when_its_front_end_is_killed(tmp_path: Path) -> None:
+    pipe = tmp_path / "endless.gguf"
+    os.mkfifo(pipe)  # Whoever opens it waits.
+    code = (
+        "import subprocess, sys, time; "
+        "child = subprocess.Popen([sys.executable, '-m', 'antiphon_engine.checkpoint', "
+        f"{str(pipe)!r}, {str(tmp_path)!r}], stdout=subprocess.PIPE); "
+        "child.stdout.readline(); print(child.pid, flush=True); time.sleep(600)"
+    )
+    front_end = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE
+    )
+    assert front_end.stdout is not None
+    converter_id = int(await asyncio.wait_for(front_end.stdout.readline(), 60))
+
+    front_end.send_signal(signal.SIGKILL)
+    await front_end.wait()
+
+    async with asyncio.timeout(LIMIT_S):
+        while _runs(converter_id):  # noqa: ASYNC110 - another process's end is no event here
+            await asyncio.sleep(0.02)
 
 
 async def test_engine_ends_when_its_front_end_is_killed(tmp_path: Path) -> None:
