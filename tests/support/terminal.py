@@ -16,9 +16,11 @@ CTRL_C = "\x03"
 CTRL_D = "\x04"
 _CONTROL_SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\r")
 
-# The terminal must be the controlling one, so that Ctrl-C there interrupts.
+# The terminal must be the controlling one, so that Ctrl-C there interrupts; and what runs in a
+# shell's background, as the tests may, ignores interrupts until it says otherwise.
 _AT_TERMINAL = """
-import fcntl, runpy, sys, termios
+import fcntl, runpy, signal, sys, termios
+signal.signal(signal.SIGINT, signal.default_int_handler)
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 del sys.argv[0]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
