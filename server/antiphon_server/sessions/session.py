@@ -183,14 +183,16 @@ class LiveSession:
         row = await self._surroundings.store.read_turn(self.key, turn_id)
         if row is None:
             raise turn_not_found(self.key, turn_id)
-        return self.as_it_stands(row)
+        return await self.as_it_stands(row)
 
-    def as_it_stands(self, row: TurnRow) -> Turn:
+    async def as_it_stands(self, row: TurnRow) -> Turn:
         """Returns a turn that was read from the store, with what has happened since."""
         if live := self._queue.find(row.turn_id):
             return live.snapshot()
         if row.turn.state in (QUEUED, RUNNING):
-            # Its end could not be written.
+            # It has ended while the row was read, or else its end could not be written.
+            row = await self._surroundings.store.read_turn(self.key, row.turn_id) or row
+        if row.turn.state in (QUEUED, RUNNING):
             mark_stopped(row.turn, to_failure(server_stopped()))
         return row.turn
 
@@ -287,7 +289,7 @@ class LiveSession:
         return StartedTurn(turn_id, EventLog.restore(turn_id, row.turn.epoch, events), None)
 
     async def _replay(self, row: TurnRow) -> list[TurnEvent]:
-        turn = self.as_it_stands(row)
+        turn = await self.as_it_stands(row)
         prompt_ids = token_array()
         kept = turn.state == Turn.STATE_COMPLETED and not self._ledger.history.rerenders
         if turn.config.output.prompt_token_ids and kept:

@@ -10,6 +10,7 @@ from antiphon.v1.session_pb2 import (
 
 from antiphon_engine.api.errors import AntiphonError
 from antiphon_server.sessions.listing import list_sessions, list_turns
+from antiphon_server.sessions.records import TurnQuery
 from support.session_bench import KEY, SessionBench, eventually
 
 
@@ -92,3 +93,22 @@ async def test_a_running_turn_is_listed_with_its_partial_output(bench: SessionBe
     assert read.output.text
     assert "".join(event.delta.text for event in events).startswith(read.output.text)
     assert 2 < read.last_sequence < events[-1].sequence
+
+
+async def test_a_turn_that_ends_while_a_page_is_read_is_told_as_it_ended(bench: SessionBench):
+    await bench.create()
+    bench.engine.hold()
+    running = asyncio.create_task(bench.run("hi", "t1"))
+    await eventually(lambda: bool(bench.engine.requests))
+    (read,) = await bench.store.list_turns(
+        TurnQuery(key=KEY, after_position=None, limit=9, newest_first=False, show_all=True)
+    )
+    bench.engine.release()
+    await running
+
+    async with bench.registry.use(KEY) as session:
+        turn = await session.as_it_stands(read)
+
+    assert read.turn.state in (Turn.STATE_QUEUED, Turn.STATE_RUNNING)
+    assert turn.state == Turn.STATE_COMPLETED
+    assert turn == await bench.turn("t1")
