@@ -18,7 +18,7 @@ from antiphon.v1.inference_pb2 import (
     ValidateConstraintRequest,
     ValidateConstraintResponse,
 )
-from antiphon.v1.types_pb2 import Delta, GenerationStarted, Output
+from antiphon.v1.types_pb2 import Delta, GenerationStarted
 from google.protobuf.message import Message
 from grpc.aio import ServicerContext
 
@@ -142,8 +142,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
 async def _collect(generation: Generation, spec: GenerationSpec) -> GenerateResponse:
     """Reads a generation to its end; gives it up as soon as the answer is too large."""
-    outputs = [Output(index=record.index) for record in generation.outputs]
     response = GenerateResponse()
+    # Filled where they are: to copy large outputs at the end would hold the event loop up.
+    outputs = [response.outputs.add(index=record.index) for record in generation.outputs]
     if spec.config.want_prompt_token_ids:
         response.prompt_token_ids.extend(spec.prompt_ids)
     size_bytes = response.ByteSize()
@@ -164,7 +165,6 @@ async def _collect(generation: Generation, spec: GenerationSpec) -> GenerateResp
         output.finish_reason = record.finish_reason
         if record.stop_match is not None:
             output.stop_match.CopyFrom(record.stop_match)
-    response.outputs.extend(outputs)
     check_answer_size(response, hint=_SIZE_HINT)
     return response
 
