@@ -23,7 +23,7 @@ from antiphon_server.config import Config
 from antiphon_server.logs import configure_logging
 from antiphon_server.model_loading import TextSide, load_text_side, served_model
 from antiphon_server.progress import Progress
-from antiphon_server.settings import describe
+from antiphon_server.settings import in_force
 
 FAILED: Final = 2
 """The exit status of a server that could not start."""
@@ -59,7 +59,7 @@ async def _serve(config: Config) -> int:
     stop = asyncio.Event()
     _catch_signals(stop)
     log = structlog.get_logger()
-    log.info("settings", **describe(config))
+    log.info("settings", **in_force(config))
     # First of all, so that a second server on the same port fails before it loads anything.
     server = Server(config)
     engine: EngineLink | None = None

@@ -69,12 +69,16 @@ def setting_keys() -> dict[str, str]:
 
 def describe(config: Config) -> dict[str, str]:
     """Returns the settings in force by key, each value as a TOML file would spell it."""
-    spelt = {}
-    for section in dataclasses.fields(config):
-        values = getattr(config, section.name)
-        for setting in dataclasses.fields(values):
-            spelt[f"{section.name}.{setting.name}"] = _spell(getattr(values, setting.name))
-    return spelt
+    return {key: _spell(value) for key, value in in_force(config).items()}
+
+
+def in_force(config: Config) -> dict[str, Value]:
+    """Returns the value of every setting by its key."""
+    return {
+        f"{section.name}.{setting.name}": getattr(getattr(config, section.name), setting.name)
+        for section in dataclasses.fields(config)
+        for setting in dataclasses.fields(getattr(config, section.name))
+    }
 
 
 def _kinds() -> dict[str, type]:

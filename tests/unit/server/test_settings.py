@@ -5,7 +5,7 @@ import pytest
 
 from antiphon_engine.api.errors import StartupError
 from antiphon_server.config import Config
-from antiphon_server.settings import describe, load_config, setting_keys
+from antiphon_server.settings import describe, in_force, load_config, setting_keys
 from antiphon_server.settings_rules import RULES
 
 HOME = {"HOME": "/home/ada"}
@@ -212,6 +212,14 @@ def test_description_read_as_a_file_gives_the_same_settings(tmp_path: Path) -> N
     again = load_config([], write(tmp_path / "a.toml", text), HOME)
 
     assert again == config
+
+
+def test_settings_in_force_are_plain_values_in_the_order_of_the_tree() -> None:
+    settings = in_force(load_config(["engine.max_rows=3", "store.path=/x"], None, HOME))
+
+    assert list(settings) == list(setting_keys())
+    assert settings["engine.max_rows"] == 3
+    assert settings["store.path"] == "/x"
 
 
 def test_every_number_has_a_range() -> None:
