@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from antiphon.v1.types_pb2 import GenerationConfig
-from antiphon_server.text.prompt_renderer import PromptRenderer
 
 from antiphon_engine.api.handle import EngineHandle
 from antiphon_server.served_model import ServedLimits, ServedModel
 from antiphon_server.text.chat_template import ChatTemplate
+from antiphon_server.text.prompt_renderer import PromptRenderer
 from antiphon_server.text.tokenizer import Tokenizer
 
 MODEL_NAME = "models/tiny"
