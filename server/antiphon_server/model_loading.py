@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import structlog
 from antiphon.v1.types_pb2 import GenerationConfig
 
 from antiphon_engine.api.checkpoint import CheckpointInfo
@@ -47,6 +48,12 @@ def load_text_side(config: Config, checkpoint: Path, info: CheckpointInfo) -> Te
     tokenizer = Tokenizer.load(checkpoint)
     override = Path(config.model.chat_template) if config.model.chat_template else None
     template = ChatTemplate.load(checkpoint, override=override)
+    if template is None:
+        structlog.get_logger().warning(
+            "the model has no chat template: sessions and conversations are refused; "
+            "set model.chat_template to serve them",
+            model=name,
+        )
     return TextSide(
         name=name,
         info=info,
