@@ -99,6 +99,20 @@ class Server:
         """Where those who run the server connect, with the real port."""
         return self._ports.admin.address
 
+    async def open_store(self) -> None:
+        """Opens the session store, where it isn't open yet. Needs no model.
+
+        Raises:
+            StartupError: the store can't be used.
+        """
+        if self._store is None:
+            self._store = await asyncio.to_thread(
+                SqliteStore.open,
+                Path(self._config.store.path),
+                synchronous=self._config.store.synchronous,
+                owner=secrets.token_hex(8),
+            )
+
     async def open(self, models: Sequence[ServedModel]) -> None:
         """Opens the session store and serves the models; returns once calls are answered.
 
@@ -110,12 +124,8 @@ class Server:
         generators = {
             name: Generator(model, offload=self._offload) for name, model in by_name.items()
         }
-        self._store = await asyncio.to_thread(
-            SqliteStore.open,
-            Path(self._config.store.path),
-            synchronous=self._config.store.synchronous,
-            owner=secrets.token_hex(8),
-        )
+        await self.open_store()
+        assert self._store is not None
         self._registry = SessionRegistry(
             store=self._store,
             models=by_name,

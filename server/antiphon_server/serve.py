@@ -85,6 +85,8 @@ async def _serve(config: Config) -> int:
 
 async def _start(config: Config, server: Server) -> EngineLink:
     """Loads the model, starts its engine, serves it and says so."""
+    # A store that can't be had is told before the model is waited for.
+    await server.open_store()
     progress = Progress(sys.stderr)
     checkpoint, text = await _in_thread(lambda: _load(config, progress))
     engine = await EngineLink.start(

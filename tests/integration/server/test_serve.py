@@ -115,6 +115,16 @@ def test_second_server_on_a_port_fails_at_once_and_names_it(runner: Runner) -> N
     assert "warm-up" not in log  # It fails before it loads anything, and so at once.
 
 
+def test_second_server_on_a_session_store_fails_before_it_loads_a_model(runner: Runner) -> None:
+    runner.start().read_ready_line()
+
+    exit_status, log = runner.run()
+
+    assert exit_status not in (0, None)
+    assert "sessions.db" in log.strip().splitlines()[-1]
+    assert "warm-up" not in log
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
