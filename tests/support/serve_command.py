@@ -40,7 +40,10 @@ class Command:
 
 
 class Runner:
-    """Starts servers, each in the same folder and with the same checkpoint."""
+    """Starts servers in one folder and with one checkpoint, each with a session store of its own.
+
+    Flags of a start win over all of that.
+    """
 
     def __init__(self, directory: Path, checkpoint: Path) -> None:
         self.directory = directory
@@ -57,11 +60,12 @@ class Runner:
             environ: Set beside this process's.
             streams: What a shell would do to its standard streams, such as `>&-`.
         """
+        store = self.directory / f"sessions-{len(self.commands)}.db"
         process = subprocess.Popen(
             [
                 *("sh", "-c", f'exec "$@" {streams}', "sh"),
                 *(sys.executable, "-m", "antiphon_cli.main", "serve"),
-                *("--model", str(self.checkpoint), "--store", str(self.directory / "sessions.db")),
+                *("--model", str(self.checkpoint), "--store", str(store)),
                 *("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"),
                 *("--set", "engine.kv_cache_tokens=4096", "--set", "engine.num_threads=1"),
                 *flags,

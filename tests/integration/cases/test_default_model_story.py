@@ -44,12 +44,17 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
 
 @pytest.fixture(scope="module")
 def first(runner: Runner) -> Command:
-    return runner.start()
+    return runner.start("--store", store_of(runner))
 
 
 @pytest.fixture(scope="module")
 def address(first: Command) -> str:
     return first.read_address()
+
+
+def store_of(runner: Runner) -> str:
+    """Both servers' store of sessions."""
+    return str(runner.directory / "sessions.db")
 
 
 def said(text: str) -> Item:
@@ -97,7 +102,7 @@ def test_it_knows_a_name_in_the_next_turn_and_after_a_restart(
     exit_status, log = first.end()
     assert exit_status == 0, log
 
-    second = runner.start()
+    second = runner.start("--store", store_of(runner))
     with grpc.insecure_channel(second.read_address()) as channel:
         sessions = session_pb2_grpc.SessionServiceStub(channel)
         after = sessions.ListTurns(ListTurnsRequest(session=session), timeout=LIMIT_S)

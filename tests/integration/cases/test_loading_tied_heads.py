@@ -13,7 +13,7 @@ from antiphon.v1.inference_pb2_grpc import InferenceServiceStub
 from safetensors.torch import load_file, save_file
 
 from support.greedy_reference import greedy_request, reference_outputs
-from support.serve_command import Command, Runner, serve_runner
+from support.serve_command import Command, serve_runner
 from support.tiny_checkpoints import TinyModel, make_checkpoint, prompts
 from support.tiny_tokenizers import save_byte_level_tokenizer
 
@@ -70,13 +70,8 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
             name = change.__name__
             changed = shutil.copytree(tied, directory / name)
             change(changed)
-            commands[name] = start(runner, changed)
+            commands[name] = runner.start("--model", str(changed))
         yield Started(reference_outputs(tied, PROMPTS), commands)
-
-
-def start(runner: Runner, checkpoint: Path) -> Command:
-    store = runner.directory / f"{checkpoint.name}.db"
-    return runner.start("--model", str(checkpoint), "--store", str(store))
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ class Served:
 
 @pytest.fixture
 async def served(command: Command, address: str) -> AsyncIterator[Served]:
-    (folder,) = {Path(word).parent for word in command.process.args if word.endswith("sessions.db")}
+    (folder,) = {Path(word).parent for word in command.process.args if word.endswith(".db")}
     async with (
         grpc.aio.insecure_channel(address) as channel,
         grpc.aio.insecure_channel(f"unix:{folder}/admin.sock") as admin_channel,

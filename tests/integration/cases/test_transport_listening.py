@@ -68,8 +68,7 @@ def over_socket(runner: Runner) -> OverSocket:
         stdout=subprocess.PIPE,
         text=True,
     )
-    store = ("--store", str(runner.directory / "other.db"))
-    runner.start("--listen", f"unix:{path}", *store).read_ready_line()
+    runner.start("--listen", f"unix:{path}").read_ready_line()
     told, _ = asker.communicate(timeout=LIMIT_S)
     return OverSocket(path, int(told))
 

@@ -116,12 +116,13 @@ def test_second_server_on_a_port_fails_at_once_and_names_it(runner: Runner) -> N
 
 
 def test_second_server_on_a_session_store_fails_before_it_loads_a_model(runner: Runner) -> None:
-    runner.start().read_ready_line()
+    store = str(runner.directory / "sessions.db")
+    runner.start("--store", store).read_ready_line()
 
-    exit_status, log = runner.run()
+    exit_status, log = runner.run("--store", store)
 
     assert exit_status not in (0, None)
-    assert "sessions.db" in log.strip().splitlines()[-1]
+    assert store in log.strip().splitlines()[-1]
     assert "warm-up" not in log
 
 
