@@ -172,6 +172,16 @@ def _warm_up(config: EngineConfig, model: LoadedModel) -> None:
 
 
 def _ready(config: EngineConfig, facts: ModelFacts) -> Ready:
+    # A prompt gets a block of a step beside the running requests' tokens, or it would never start.
+    max_rows = min(config.max_rows, config.max_step_tokens - config.block_tokens + 1)
+    if max_rows < config.max_rows:
+        _log.warning(
+            "engine.max_step_tokens limits the requests that run at once",
+            max_step_tokens=config.max_step_tokens,
+            max_rows=config.max_rows,
+            requests_at_once=max_rows,
+            step_tokens_for_all=config.max_rows + config.block_tokens - 1,
+        )
     return Ready(
         architecture=facts.architecture,
         device=config.device,
@@ -181,7 +191,7 @@ def _ready(config: EngineConfig, facts: ModelFacts) -> Ready:
         context_tokens=facts.context_tokens,
         kv_cache_tokens=(facts.num_blocks - 1) * config.block_tokens,
         block_tokens=config.block_tokens,
-        max_rows=config.max_rows,
+        max_rows=max_rows,
         max_step_tokens=config.max_step_tokens,
         max_top_logprobs=min(MAX_TOP_LOGPROBS, facts.vocabulary_size),
     )

@@ -168,6 +168,7 @@ class Ready(_Message, frozen=True, kw_only=True):
     kv_cache_tokens: int
     block_tokens: int
     max_rows: int
+    """Requests that run at once; fewer than the setting where the step's tokens are too few."""
     max_step_tokens: int
     max_top_logprobs: int
 

@@ -61,12 +61,11 @@ async def test_death_fails_what_runs_and_the_engine_is_started_again(
 
 
 async def test_query_fails_when_the_engine_dies_before_it_answers(tmp_path: Path) -> None:
-    script = Script(freeze_on={"66": 60.0})
-    async with running(tmp_path, script) as link:
-        link.submit(request(66))
-        query = asyncio.create_task(link.stats())
-        await asyncio.sleep(0.2)
+    async with running(tmp_path, Script()) as link:
         assert link.process_id is not None
+        os.kill(link.process_id, signal.SIGSTOP)
+        query = asyncio.create_task(link.stats())
+        await asyncio.sleep(0)
         os.kill(link.process_id, signal.SIGKILL)
 
         with pytest.raises(AntiphonError) as caught:
@@ -131,6 +130,22 @@ async def test_start_fails_when_settings_do_not_go_together(tmp_path: Path) -> N
 
     with pytest.raises(StartupError, match="max_step_tokens"):
         await EngineLink.start(EngineConfig(max_step_tokens=8), tmp_path, command=command)
+
+
+async def test_small_step_budget_tells_how_many_requests_run_at_once(tmp_path: Path) -> None:
+    script = Script(texts={"*": TEXT}, step_delay_s=0.002)
+
+    async with running(tmp_path, script, max_rows=8, max_step_tokens=33) as link:
+        facts, most = link.facts, 0
+        streams = [link.submit(request(*[4] * 40, 3)) for _ in range(6)]
+        while (stats := await link.stats()).num_waiting:
+            most = max(most, stats.num_running)
+        for stream in streams:
+            stream.close()
+
+    assert facts is not None
+    assert facts.max_rows == 2
+    assert most <= 2
 
 
 @pytest.mark.parametrize("command", [["/no/such/program"], ["/bin/false"]])
@@ -211,7 +226,7 @@ async def test_every_request_has_exactly_one_outcome_whatever_happens(
             return
         outcomes.append(await _outcome(rng, stream, num_outputs))
 
-    async with running(tmp_path, script, max_rows=4, max_step_tokens=32) as link:
+    async with running(tmp_path, script, max_rows=4, max_step_tokens=35) as link:
         lives: list[Awaitable[None]] = []
         for _ in range(150):
             lives.append(asyncio.ensure_future(live(link)))
