@@ -64,7 +64,9 @@ class Lives:
 
 @asynccontextmanager
 async def connected(runner: Runner) -> AsyncIterator[tuple[Command, Client]]:
-    command = runner.start("--set", f"engine.block_tokens={BLOCK_TOKENS}")
+    # The same store at every start: what is told over restarts lies there.
+    store = str(runner.directory / "sessions.db")
+    command = runner.start("--store", store, "--set", f"engine.block_tokens={BLOCK_TOKENS}")
     address = await asyncio.to_thread(command.read_address)
     async with grpc.aio.insecure_channel(address) as channel:
         yield command, Client(session_pb2_grpc.SessionServiceStub(channel))
