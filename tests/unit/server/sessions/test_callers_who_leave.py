@@ -36,6 +36,8 @@ async def given_up_while_written(
     bench: SessionBench, call: Coroutine[None, None, object]
 ) -> AsyncIterator[None]:
     """Gives a call up when its write was made and is not committed; enters behind the commit."""
+    # The sweep of the start writes too; one more ends behind it, and then nothing else does.
+    await bench.registry._sweeper.sweep()
     writer, before, behind = bench.store._writer, Gate(), Gate()
     gates = [asyncio.create_task(writer.run(before.write))]
     await before.reached()
