@@ -34,7 +34,7 @@ from antiphon_engine.model.batch import StepBatch
 from antiphon_engine.model.config import ModelConfig, parse_model_config
 from antiphon_engine.model.partition import Partition
 from antiphon_engine.model.registry import default_registry
-from antiphon_engine.step_executor import StepBuffers
+from antiphon_engine.step_executor import StepBuffers, make_buffers
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -77,7 +77,9 @@ class Executor:
         max_blocks = -(-self.memory.context_tokens // config.block_tokens)
         self._block_table_SM = np.zeros((config.max_rows, max_blocks), dtype=np.int64)
         self._last_tokens = np.zeros(config.max_rows, dtype=np.int64)
-        self._buffer_sets = [_make_buffers(config, max_blocks) for _ in range(num_buffer_sets)]
+        self._buffer_sets = [
+            make_buffers(config, max_blocks=max_blocks) for _ in range(num_buffer_sets)
+        ]
 
     def buffers(self, set_index: int) -> StepBuffers:
         """Returns the arrays of a set; always the same ones, which the core fills."""
@@ -174,36 +176,4 @@ def _layout(
         num_kv_heads=part.share(model.num_kv_heads, "key-value heads"),
         head_dim=model.head_dim,
         dtype=dtype,
-    )
-
-
-def _make_buffers(config: EngineConfig, max_blocks: int) -> StepBuffers:
-    num_rows, num_tokens = config.max_rows, config.max_step_tokens
-    return StepBuffers(
-        header=np.zeros(16, np.int32),
-        handle=np.zeros(num_rows, np.uint64),
-        epoch=np.zeros(num_rows, np.uint32),
-        slot=np.zeros(num_rows, np.int32),
-        adapter=np.zeros(num_rows, np.int32),
-        flags=np.zeros(num_rows, np.uint32),
-        q_len=np.zeros(num_rows, np.int32),
-        cu_q=np.zeros(num_rows + 1, np.int32),
-        ctx_len=np.zeros(num_rows, np.int32),
-        kv_len=np.zeros(num_rows, np.int32),
-        reused_tokens=np.zeros(num_rows, np.int32),
-        output_position=np.zeros(num_rows, np.int32),
-        uniform=np.zeros(num_rows, np.float64),
-        sample_indptr=np.zeros(num_rows + 1, np.int32),
-        sample_rows=np.zeros(num_rows, np.int32),
-        input_ids=np.zeros(num_tokens, np.int32),
-        gather_slot=np.zeros(num_tokens, np.int32),
-        positions=np.zeros(num_tokens, np.int32),
-        slot_mapping=np.zeros(num_tokens, np.int64),
-        # A step may start a request in every row, each with a whole context of reused blocks.
-        table_delta=np.zeros((num_rows * max_blocks, 3), np.int32),
-        copy_ops=np.zeros((num_rows, 5), np.int32),
-        slot_init=np.zeros(num_rows, np.int32),
-        tokens=np.zeros((num_rows, 1), np.int32),
-        num_tokens=np.zeros(num_rows, np.int32),
-        result=np.zeros((num_rows, 4), np.int32),
     )

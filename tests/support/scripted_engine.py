@@ -23,7 +23,7 @@ from antiphon_engine.api.errors import StartupError
 from antiphon_engine.api.process import EngineStart, link_of_this_process, read_start
 from antiphon_engine.engine_process import LoadedModel, ModelFacts, OnProgress, run_engine
 from antiphon_engine.logs import configure_logging
-from antiphon_engine.step_executor import StepBuffers
+from antiphon_engine.step_executor import StepBuffers, make_buffers
 from antiphon_engine.watchdog import end_with_front_end
 
 WANTED_LOGIT = 20.0
@@ -68,7 +68,8 @@ class ScriptedExecutor:
 
     def __init__(self, script: Script, config: EngineConfig) -> None:
         self._script = script
-        self._sets = [_make_buffers(config, script.context_tokens) for _ in range(2)]
+        max_blocks = -(-script.context_tokens // config.block_tokens)
+        self._sets = [make_buffers(config, max_blocks=max_blocks) for _ in range(2)]
         self._ends = np.zeros(config.max_rows, np.int64)
         """Of each slot, the last token of its prompt."""
         self._texts: list[list[int]] = [[0]] * config.max_rows
@@ -137,38 +138,6 @@ def load_scripted(script: Script, config: EngineConfig) -> LoadedModel:
             context_tokens=config.max_context_tokens or script.context_tokens,
             num_blocks=num_tokens // config.block_tokens + 1,
         ),
-    )
-
-
-def _make_buffers(config: EngineConfig, context_tokens: int) -> StepBuffers:
-    num_rows, num_tokens = config.max_rows, config.max_step_tokens
-    num_deltas = num_rows * -(-context_tokens // config.block_tokens)
-    return StepBuffers(
-        header=np.zeros(16, np.int32),
-        handle=np.zeros(num_rows, np.uint64),
-        epoch=np.zeros(num_rows, np.uint32),
-        slot=np.zeros(num_rows, np.int32),
-        adapter=np.zeros(num_rows, np.int32),
-        flags=np.zeros(num_rows, np.uint32),
-        q_len=np.zeros(num_rows, np.int32),
-        cu_q=np.zeros(num_rows + 1, np.int32),
-        ctx_len=np.zeros(num_rows, np.int32),
-        kv_len=np.zeros(num_rows, np.int32),
-        reused_tokens=np.zeros(num_rows, np.int32),
-        output_position=np.zeros(num_rows, np.int32),
-        uniform=np.zeros(num_rows, np.float64),
-        sample_indptr=np.zeros(num_rows + 1, np.int32),
-        sample_rows=np.zeros(num_rows, np.int32),
-        input_ids=np.zeros(num_tokens, np.int32),
-        gather_slot=np.zeros(num_tokens, np.int32),
-        positions=np.zeros(num_tokens, np.int32),
-        slot_mapping=np.zeros(num_tokens, np.int64),
-        table_delta=np.zeros((num_deltas, 3), np.int32),
-        copy_ops=np.zeros((num_rows, 5), np.int32),
-        slot_init=np.zeros(num_rows, np.int32),
-        tokens=np.zeros((num_rows, 1), np.int32),
-        num_tokens=np.zeros(num_rows, np.int32),
-        result=np.zeros((num_rows, 4), np.int32),
     )
 
 
