@@ -5,96 +5,184 @@
 #include <vector>
 
 #include "antiphon/block_pool.h"
+#include "antiphon/kv_events.h"
 #include "antiphon/prefix_index.h"
 #include "antiphon/scope_table.h"
 #include "antiphon/types.h"
 
 namespace antiphon {
 
-// The blocks of one request, in order of position.
+struct KvCacheConfig {
+  std::int32_t num_blocks = 0;  // on the device, scratch included
+  std::int32_t block_tokens = 0;
+  std::int32_t num_host_blocks = 0;  // 0: no host tier
+  bool prefix_reuse = true;          // without it nothing is ever published
+  bool partial_reuse = true;         // blocks that are not full are published and matched too
+  std::int32_t offload_min_priority = 0;  // blocks below it are dropped, not offloaded
+  std::int32_t offload_min_hits = 0;      // so are those that were matched less often
+  // What onloading costs, in tokens that could be prefilled meanwhile: once, and for each block.
+  // A prefix on the host is recomputed where that is cheaper.
+  std::int32_t onload_cost_tokens = 0;
+  std::int32_t onload_block_cost_tokens = 0;
+  std::int32_t num_kv_events = 0;  // that are kept for readers; 0: none
+  std::int32_t fail_host_allocation_every = 0;  // a fault knob; 0: never
+};
+
+// The device blocks of one request, in order of position.
 struct BlockChain {
   ScopeId scope = 0;
+  Retention retention;
   std::vector<BlockId> blocks;
-  std::int32_t num_published = 0;   // leading blocks that are nodes of the index
+  std::int32_t num_published = 0;   // leading blocks that are whole nodes of the index
   NodeId tip = kNoNode;             // node of the last of those
   std::int32_t num_sent = 0;        // leading blocks that the device's block table has
   std::vector<std::int32_t> moved;  // indices below num_sent whose block has changed since
 };
 
-// A prefix found in the index: its blocks, and how many of them a live request references.
+// A prefix found in the index.
 struct PrefixMatch {
-  std::vector<NodeId> nodes;
-  std::int32_t num_live = 0;
+  std::vector<NodeId> nodes;      // whole blocks, from the root
+  std::int32_t num_device = 0;    // leading ones that are in device memory; the rest are on the host
+  std::int32_t num_live = 0;      // of those in device memory: referenced by a request
+  NodeId partial = kNoNode;       // a block below the last node, of which the beginning is equal
+  std::int32_t partial_tokens = 0;  // so many tokens of it
+  bool pins_partial = false;        // its block is on the device and unreferenced
+
+  std::int32_t num_host() const { return static_cast<std::int32_t>(nodes.size()) - num_device; }
 };
 
-// Pool and index as one: the cache of KV blocks that requests share.
+// Blocks that are held for the copies and reads of one step, until it is committed.
+struct StepHolds {
+  std::vector<BlockId> device_blocks;
+  std::vector<BlockId> host_blocks;
+  std::vector<NodeId> offloaded;  // nodes whose host block is being written
+};
+
+// Pools and index as one: the cache of KV blocks that requests share, in device memory and, behind
+// it, on the host.
+//
+// A block that must make room is offloaded if it may be (its content then lies on the host alone)
+// and dropped if not. A match that reaches the host is onloaded into new device blocks; the host
+// keeps its copy as long as it has room. Copies are described, never carried out.
 //
 // Invariants (beside those of its parts):
-//  1. A block's reference count is the number of chains that name it.
-//  2. The published part of a chain is a path of the index from its scope's root. So an ancestor of
-//  a
-//     referenced node is referenced, and has been let go no earlier than its descendants; the
-//     oldest cached block is always a leaf, and every cached block can be evicted.
-//  3. A block is published only when its KV is computed.
+//  1. A device block's reference count is the number of chains and holds that name it.
+//  2. The published part of a chain is a path of the index from its scope's root, and its blocks
+//     are on the device. So an ancestor of a referenced node is referenced.
+//  3. A node on the host alone has no descendant on the device.
+//  4. A block is published only when its KV is computed, and matched on the host only when the
+//     step that copies it there is committed.
+//  5. Both ends of a copy are held until its step is committed; but the device block that an
+//     offload reads may be written by that same step, since copies run first.
 //
 // Not thread-safe.
 class KvCache {
  public:
-  // `scopes` outlives the cache. Without `prefix_reuse` nothing is ever published.
-  KvCache(std::int32_t num_blocks, std::int32_t block_tokens, bool prefix_reuse,
-          ScopeTable* scopes);
+  // `scopes` outlives the cache.
+  KvCache(const KvCacheConfig& config, ScopeTable* scopes);
 
-  // Finds the longest published prefix of `tokens`, of at most `max_blocks` blocks. `hashes` has
-  // one entry a block. Changes nothing. O(blocks found).
+  // Starts a step: forgets the copies of the last, lets retentions run out, allows `max_copies`.
+  void BeginStep(std::int64_t now_us, std::int32_t max_copies);
+
+  // The copies that this step needs so far, in the order in which they came about.
+  std::span<const CopyOp> copies() const { return copies_; }
+  std::int32_t num_copies_left() const {
+    return max_copies_ - static_cast<std::int32_t>(copies_.size());
+  }
+
+  // What this step's copies hold; the caller gives it back with EndStep when the step is committed.
+  StepHolds TakeHolds();
+  void EndStep(StepHolds& holds);
+
+  // Finds the longest published prefix of `tokens`, of at most `max_tokens`. `hashes` has one entry
+  // a whole block. Leaves out a host part that is cheaper to recompute. Changes nothing.
+  // O(blocks found).
   void Match(ScopeId scope, std::span<const TokenId> tokens, std::span<const std::uint64_t> hashes,
-             std::int32_t max_blocks, PrefixMatch& match) const;
+             std::int32_t max_tokens, PrefixMatch& match) const;
 
-  // Makes a found prefix the start of an empty chain.
-  // REQUIRES: the index has not changed since Match()
-  void Claim(const PrefixMatch& match, BlockChain& chain);
+  // Makes the device part of a match the start of an empty chain: its whole blocks, and, where no
+  // host part lies between, the partial one, copied into a new block of the chain. Returns the
+  // tokens claimed.
+  // REQUIRES: the cache has not changed since Match(); where a partial block is claimed,
+  // num_available() >= 1 + pins_partial after the whole blocks are referenced, num_copies_left() >= 1
+  std::int32_t Claim(const PrefixMatch& match, BlockChain& chain);
 
-  // Adds `count` blocks to a chain; evicts the oldest cached ones where no clean one is left.
+  // Adds the published whole block that follows the chain's published part, if there is one that
+  // holds `tokens`: by reference, or by onloading it into a new block. Returns whether it did.
+  // REQUIRES: all blocks of the chain are published; num_available() >= 1; num_copies_left() >= 1
+  bool ClaimNext(BlockChain& chain, std::uint64_t hash, std::span<const TokenId> tokens);
+
+  // Adds `count` blocks to a chain; where no clean one is left, evicts the cached one of least
+  // (priority, last use) that has none below it, again and again.
   // REQUIRES: num_available() >= count
   void Extend(BlockChain& chain, std::int32_t count);
 
   // Publishes the chain's next block, which holds `tokens`. Where that content is published
-  // already, the chain moves to the published block and gives its own back, so that memory in use
-  // never grows. REQUIRES: the block is full and computed
-  void PublishNext(BlockChain& chain, std::uint64_t hash, std::span<const TokenId> tokens);
+  // already, the chain moves to the published block, so that memory in use never grows; the block
+  // that the chain had is returned with its reference, and the caller drops it when no step in
+  // flight can touch it any more. Returns kNoBlock if the chain keeps its block.
+  // REQUIRES: the block is full and computed
+  BlockId PublishNext(BlockChain& chain, std::uint64_t hash, std::span<const TokenId> tokens);
 
-  // Lets go of all blocks, last first. Those from `num_wanted` on that nobody else needs are
-  // emptied; the published others stay cached. Leaves an empty chain: a second call changes
-  // nothing.
-  void Release(BlockChain& chain, std::int32_t num_wanted);
+  // Publishes the beginning of the chain's next block, which holds `tokens` so far. The chain may
+  // go on writing behind them. Does nothing where as long a beginning is published already.
+  // REQUIRES: tokens are computed, at least one and less than a block
+  void PublishPartial(const BlockChain& chain, std::span<const TokenId> tokens);
 
-  // Empties every cached block and returns how many they were.
+  void DropReference(BlockId block) { device_.DropReference(block); }
+
+  // Lets go of all blocks, last first. `tokens` are the chain's computed ones, of which the first
+  // `num_wanted` are worth keeping: what lies behind them and nobody else needs is forgotten, and
+  // the last block that is not full is published as a partial one. What stays is cached under the
+  // chain's retention. Leaves an empty chain: a second call changes nothing.
+  void Release(BlockChain& chain, std::span<const TokenId> tokens, std::int32_t num_wanted);
+
+  // Marks the path from `node` up to the first node that something else needs (other children,
+  // another mark, a reference) as the first to be evicted.
+  void Demote(NodeId node);
+
+  // Counts a reason to keep a node and its path out of Demote's reach.
+  void AddMark(NodeId node);
+  void DropMark(NodeId node);
+
+  // Empties every cached block of both tiers and returns how many device blocks they were.
   std::int32_t Flush();
 
-  // Grows with every publication: while it and what is available stand still, no request fits that
-  // did not fit before.
-  std::uint64_t num_publications() const { return num_publications_; }
+  // Whether the index has a child of `node` (kNoNode: of the scope's root) with these tokens.
+  bool HasChild(ScopeId scope, NodeId node, std::uint64_t hash,
+                std::span<const TokenId> tokens) const;
 
-  bool reuses_prefixes() const { return prefix_reuse_; }
-  std::int32_t block_tokens() const { return block_tokens_; }
-  std::int32_t num_available() const { return pool_.num_available(); }
+  bool reuses_prefixes() const { return config_.prefix_reuse; }
+  std::int32_t block_tokens() const { return config_.block_tokens; }
+  // Device blocks that allocations can get: clean and cached ones.
+  std::int32_t num_available() const { return device_.num_available(); }
   std::int64_t num_evictions() const { return num_evictions_; }
-  const BlockPool& pool() const { return pool_; }
+  std::int64_t num_offloads() const { return num_offloads_; }
+  std::int64_t num_onloads() const { return num_onloads_; }
+  std::int64_t num_copies_on_write() const { return num_copies_on_write_; }
+  const BlockPool& device() const { return device_; }
+  const BlockPool& host() const { return host_; }
   const PrefixIndex& index() const { return index_; }
+  const KvEvents& events() const { return events_; }
 
-  // Checks what pool and index must have in common, O(blocks).
+  // Checks what pools and index must have in common, O(blocks).
   void CheckInvariants() const;
 
  private:
-  void DropOldestNode();
-  void RemoveNode(NodeId node);
-
-  std::int32_t block_tokens_;
-  bool prefix_reuse_;
+  // (K's)
+  KvCacheConfig config_;
   ScopeTable* scopes_;
-  BlockPool pool_;
+  BlockPool device_;
+  BlockPool host_;
   PrefixIndex index_;
-  std::uint64_t num_publications_ = 0;
+  KvEvents events_;
+  std::vector<CopyOp> copies_;
+  std::int32_t max_copies_ = 0;
+  StepHolds holds_;
   std::int64_t num_evictions_ = 0;
+  std::int64_t num_offloads_ = 0;
+  std::int64_t num_onloads_ = 0;
+  std::int64_t num_copies_on_write_ = 0;
 };
 
 }  // namespace antiphon

@@ -23,6 +23,31 @@ inline constexpr BlockId kNoBlock = -1;
 inline constexpr NodeId kNoNode = -1;
 inline constexpr SlotId kNoSlot = -1;
 
+// Where a block lies.
+enum class Tier : std::int32_t { kDevice = 0, kHost = 1 };
+
+// What a copy is for. A step's copies run before its computation: first those that offload, then
+// those that onload, then those on write, each group in any order.
+enum class CopyKind : std::int32_t { kOffload = 1, kOnload = 2, kOnWrite = 3 };
+
+struct CopyOp {
+  CopyKind kind;
+  Tier source_tier;
+  BlockId source;
+  BlockId destination;  // on the host where the kind is kOffload, else on the device
+  std::int32_t num_tokens;
+  bool operator==(const CopyOp&) const = default;
+};
+
+// How long a request's blocks should outlive it. A hint: memory pressure always wins.
+struct Retention {
+  static constexpr std::int32_t kDefaultPriority = 50;
+  static constexpr std::int32_t kMaxPriority = 100;
+
+  std::int32_t priority = kDefaultPriority;  // 0 (first to go) to kMaxPriority
+  std::int64_t duration_us = 0;              // afterwards the priority falls to 0; 0: never
+};
+
 enum class FinishReason : std::uint8_t {
   kNone = 0,
   kEndId = 1,
@@ -36,6 +61,7 @@ enum RowFlag : std::uint16_t {
   kFlagPrefill = 1U << 0,
   kFlagSample = 1U << 1,
   kFlagFirst = 1U << 2,
+  kFlagResumed = 1U << 3,
   kFirstCallerFlag = 1U << 8,
   kFlagLogprobs = 1U << 8,
   kFlagPenalties = 1U << 9,
