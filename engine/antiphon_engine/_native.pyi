@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 # Bits of StepBuffers.flags. Those below 1 << 8 are set by the core; callers may pass the others to
 # `submit`, which echoes them in every row of the request.
-FLAG_PREFILL: Final[int]  # the row computes prompt tokens
+FLAG_PREFILL: Final[int]  # the row computes known tokens: a prompt's, or a resumed request's
 FLAG_SAMPLE: Final[int]  # the row's last position is sampled: a decode row or a prompt's last chunk
 FLAG_FIRST: Final[int]  # the request's first row since submit; `reused_tokens` holds for it
+FLAG_RESUMED: Final[int]  # its first row since a pause: the slot is new, output tokens are there
 FLAG_LOGPROBS: Final[int]
 FLAG_PENALTIES: Final[int]
 FLAG_BIAS: Final[int]
@@ -31,6 +32,14 @@ HEADER_NUM_SAMPLES: Final[int]
 HEADER_NUM_SLOT_INITS: Final[int]
 HEADER_STEP_ID: Final[int]
 
+# Values of copy_ops' first column, and of its second. A step's copies run before its computation:
+# first those that offload, then those that onload, then those on write; each group in any order.
+COPY_OFFLOAD: Final[int]  # from the device to the host
+COPY_ONLOAD: Final[int]  # from the host to the device
+COPY_ON_WRITE: Final[int]  # from either into a device block that its request goes on filling
+TIER_DEVICE: Final[int]
+TIER_HOST: Final[int]
+
 # Values of the result array's second column.
 FINISH_NONE: Final[int]
 FINISH_END_ID: Final[int]
@@ -47,6 +56,14 @@ class QueueFullError(RuntimeError):
 class InvariantError(RuntimeError):
     """The core contradicts itself: a bug. The engine process must end."""
 
+class StalledError(RuntimeError):
+    """Requests wait, nothing runs, and nothing will change that. The message has a census."""
+
+CAPACITY_POLICIES: Final[tuple[str, ...]]
+"""guaranteed_no_evict, max_utilization, static_batch."""
+CHUNK_POLICIES: Final[tuple[str, ...]]
+"""first_come_first_served, equal_progress."""
+
 class EngineCore:
     """Request table, capacity and micro-batch scheduling, block pool and prefix index as one."""
 
@@ -62,12 +79,62 @@ class EngineCore:
         chunk_tokens: int = 0,
         num_buffer_sets: int = 2,
         prefix_reuse: bool = True,
+        partial_reuse: bool = True,
+        prefix_deferral: bool = True,
+        capacity_policy: str = "guaranteed_no_evict",
+        chunk_policy: str = "first_come_first_served",
+        watermark_blocks: int = -1,
+        cooldown_steps: int = 8,
+        bypass_requests: int = 8,
+        bypass_steps: int = 256,
+        run_ahead: int = 0,
+        num_host_blocks: int = 0,
+        max_step_copies: int = 0,
+        offload_min_priority: int = 0,
+        offload_min_hits: int = 0,
+        onload_cost_tokens: int = 0,
+        onload_block_cost_tokens: int = 0,
+        num_kv_events: int = 0,
+        max_sessions: int = 65536,
+        stall_passes: int = 100,
+        pause_every: int = 0,
+        miss_every: int = 0,
+        fail_host_allocation_every: int = 0,
     ) -> None:
         """Block 0 is scratch. A step has at most `max_rows` rows and `max_step_tokens` tokens.
 
-        `chunk_tokens` bounds one request's prompt tokens in a step (0: the step's budget alone
-        does). At most `max_step_tokens - block_tokens + 1` requests run at once, so that a prompt
-        always gets at least a block of the budget beside those that decode.
+        Args:
+            num_blocks: on the device, scratch included.
+            chunk_tokens: bounds one request's prompt tokens in a step (0: the step's budget alone
+                does). At most `max_step_tokens - block_tokens + 1` requests run at once, so that a
+                prompt always gets at least a block of the budget beside those that decode.
+            num_buffer_sets: at least `run_ahead` + 1.
+            partial_reuse: whether the beginning of a block is reused too, by copying it.
+            prefix_deferral: whether a request waits for a block that another computes this step.
+            capacity_policy: who may hold memory. `guaranteed_no_evict` admits a request when all
+                that it can need is there; `max_utilization` when its prompt is, and pauses the
+                latest where that was too bold; `static_batch` like the first, but a batch only
+                when the one before has ended.
+            chunk_policy: how prompts share a step's tokens: in order, or a unit each in turn.
+            watermark_blocks: under max_utilization, blocks that an admission leaves free while
+                others run; -1: one hundredth of the pool, and one for each that runs.
+            cooldown_steps: under max_utilization, steps without admissions after a pause.
+            bypass_requests: how many later requests may be admitted before one that doesn't fit.
+            bypass_steps: for how many steps they may.
+            run_ahead: 0, 1 or 2: steps that may be in flight while another is planned.
+            num_host_blocks: blocks of the host tier, numbered from 1.
+            max_step_copies: rows of `copy_ops` that a step may use, which bounds bytes in flight;
+                0: the blocks of one context and one a row.
+            offload_min_priority, offload_min_hits: evicted blocks below are dropped.
+            onload_cost_tokens, onload_block_cost_tokens: what onloading costs, once and a block, in
+                tokens that could be prefilled meanwhile; where that is more than the prefix on the
+                host has, it is recomputed.
+            num_kv_events: events that are kept for readers.
+            max_sessions: sessions whose tip is remembered; the one used longest ago is forgotten.
+            stall_passes: plans in a row that may find nothing to run while requests wait.
+            pause_every, miss_every, fail_host_allocation_every: faults on purpose: pauses the
+                latest request each so many steps, lets each so many prefix lookups find nothing,
+                each so many host allocations fail; 0: never.
 
         Raises:
             ValueError: a step or a chunk is smaller than a block, or a number is too small.
@@ -107,7 +174,8 @@ class EngineCore:
     ) -> None:
         """Tells where set `set_index` lies. The arrays are C-contiguous and kept alive by the core.
 
-        Let M be the blocks of a context: D is at least M + 2 * B or M * B, whichever is less.
+        Let M be the blocks of a context: D is at least M + 2 * B or M * B, whichever is less, and C
+        is at least `max_step_copies`.
 
         Raises:
             ValueError: an array is missing, too small, read-only, or of another type or order.
@@ -134,11 +202,17 @@ class EngineCore:
         flags: int = 0,
         adapter: int = 0,
         leader: int = 0,
+        session: int = 0,
+        retention_priority: int = 50,
+        retention_us: int = 0,
     ) -> int:
         """Queues a request and returns its handle, which is never 0. Copies the arrays.
 
         With a `leader`, it waits until that request's prompt is computed or gone, so that it can
-        reuse it.
+        reuse it. With a `session` (any number but 0), its end becomes the session's tip, and the
+        blocks of the tip before that no longer lead there are the first to be evicted. Its blocks
+        stay cached with `retention_priority`, 0 (first to go) to 100, which falls to 0 after
+        `retention_us` microseconds without use (0: never). Hints all: memory pressure always wins.
 
         Raises:
             ValueError: the prompt is empty, or prompt and one output token exceed the context, or
@@ -156,17 +230,61 @@ class EngineCore:
         Cached blocks with later tokens that nobody else uses are forgotten.
         """
 
-    def plan(self, set_index: int) -> int:
+    def plan(self, set_index: int, now_us: int = 0) -> int:
         """Fills the buffers of a set with the next step; returns its id, or 0: nothing can run.
 
-        In this release a step is committed before the next is planned.
+        A step may have copies alone and no rows. With `run_ahead` n, up to n steps planned earlier
+        may not be committed yet; tokens that those will bring are read on the device: `input_ids`
+        has -1 and `gather_slot` the slot. `now_us`: a clock that never goes back.
+
+        Raises:
+            StalledError: after `stall_passes` plans in a row that found nothing to run while
+                requests wait and no step is in flight.
         """
 
     def commit(self, step_id: int) -> None:
         """Takes the step's `tokens` and `num_tokens`, fills `result`, frees and publishes blocks.
 
-        Rows of requests that ended since the plan, or are of an older epoch, change nothing: their
-        result is all zeros.
+        Steps are committed in the order in which they were planned, when they and their copies have
+        been carried out. Rows of requests that ended since the plan, or are of an older epoch,
+        change nothing: their result is all zeros.
+        """
+
+    def tokens(self, handle: int) -> NDArray[np.int32]:
+        """Returns a copy of the request's prompt and output so far; empty if it is gone."""
+
+    def rewind_session(self, session: int, num_tokens: int) -> bool:
+        """Moves a session's tip back to its first `num_tokens` tokens; False if it has no tip.
+
+        What lies behind them and nothing else needs is the first to be evicted. Copies nothing.
+        """
+
+    def fork_session(self, session: int, new_session: int) -> bool:
+        """Gives `new_session` the tip of `session`; False if that has none. Copies nothing."""
+
+    def close_session(self, session: int) -> bool:
+        """Forgets a session; False if it has no tip.
+
+        What nothing else needs of its path is the first to be evicted.
+        """
+
+    def path_hashes(self, scope: int, tokens: NDArray[np.int32]) -> NDArray[np.uint64]:
+        """Returns, for each whole block of `tokens`, the hash that KV events name it by."""
+
+    def read_kv_events(
+        self, after: int, limit: int
+    ) -> tuple[list[tuple[int, int, int, int, int, int, int]], bool]:
+        """Returns events of blocks stored, removed or moved, and whether some before were lost.
+
+        An event is (sequence, kind, path hash, parent's path hash or 0, scope, tiers, priority);
+        kind is 1 stored, 2 removed or 3 moved; tiers has bit 0 for the device and bit 1 for the
+        host. `after`: the sequence read last, 0 at first. A reader that lost some takes a snapshot.
+        """
+
+    def kv_snapshot(self) -> tuple[int, list[tuple[int, int, int, int, int]]]:
+        """Returns the sequence of the last event and all whole blocks, parents first.
+
+        A block is (path hash, parent's path hash or 0, scope, tiers, priority).
         """
 
     def match_prefix(self, scope: int, tokens: NDArray[np.int32]) -> int:
