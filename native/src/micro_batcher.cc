@@ -53,7 +53,7 @@ void MicroBatcher::ShareEqually(std::span<Chunk> chunks) const {
 }
 
 bool MicroBatcher::Take(std::int32_t num_tokens, std::int32_t num_table_deltas) {
-  if (rows_left_ < 1 || num_tokens > tokens_left_ || num_table_deltas > table_deltas_left_) {
+  if (!Fits(num_tokens, num_table_deltas)) {
     return false;
   }
   --rows_left_;

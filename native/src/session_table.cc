@@ -78,7 +78,7 @@ NodeId SessionTable::tip(std::uint64_t session) const {
 }
 
 bool SessionTable::IsAlive(const Tip& tip) const {
-  return cache_->index().alive(tip.node) && cache_->index().uid(tip.node) == tip.uid;
+  return cache_->index().alive(tip.node, tip.uid);
 }
 
 void SessionTable::Drop(const Tip& tip) {

@@ -48,6 +48,16 @@ struct PrefixMatch {
   std::int32_t partial_tokens = 0;  // so many tokens of it
   bool pins_partial = false;        // its block is on the device and unreferenced
 
+  void Clear() {
+    nodes.clear();
+    num_device = num_live = 0;
+    DropPartial();
+  }
+  void DropPartial() {
+    partial = kNoNode;
+    partial_tokens = 0;
+    pins_partial = false;
+  }
   std::int32_t num_host() const { return static_cast<std::int32_t>(nodes.size()) - num_device; }
 };
 
@@ -134,8 +144,9 @@ class KvCache {
   // Lets go of all blocks, last first. `tokens` are the chain's computed ones, of which the first
   // `num_wanted` are worth keeping: what lies behind them and nobody else needs is forgotten, and
   // the last block that is not full is published as a partial one. What stays is cached under the
-  // chain's retention. Leaves an empty chain: a second call changes nothing.
-  void Release(BlockChain& chain, std::span<const TokenId> tokens, std::int32_t num_wanted);
+  // chain's retention. Leaves an empty chain: a second call changes nothing. Returns the last node
+  // that the chain leaves behind, or kNoNode.
+  NodeId Release(BlockChain& chain, std::span<const TokenId> tokens, std::int32_t num_wanted);
 
   // Marks the path from `node` up to the first node that something else needs (other children,
   // another mark, a reference) as the first to be evicted.
@@ -151,6 +162,9 @@ class KvCache {
   // Whether the index has a child of `node` (kNoNode: of the scope's root) with these tokens.
   bool HasChild(ScopeId scope, NodeId node, std::uint64_t hash,
                 std::span<const TokenId> tokens) const;
+
+  // Grows whenever what Match() says of any text may have changed, or who references what it says.
+  std::uint64_t num_changes() const { return num_changes_; }
 
   bool reuses_prefixes() const { return config_.prefix_reuse; }
   std::int32_t block_tokens() const { return config_.block_tokens; }
@@ -178,6 +192,7 @@ class KvCache {
   KvEvents events_;
   std::vector<CopyOp> copies_;
   std::int32_t max_copies_ = 0;
+  std::uint64_t num_changes_ = 0;
   StepHolds holds_;
   std::int64_t num_evictions_ = 0;
   std::int64_t num_offloads_ = 0;

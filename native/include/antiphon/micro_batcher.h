@@ -57,7 +57,12 @@ class MicroBatcher {
   // Whether `num_prompts` can get a unit each of what is left.
   bool HasUnitsFor(std::int32_t num_prompts) const { return num_prompts * unit_ <= tokens_left_; }
 
-  // Whether a row fits; takes it if so.
+  // Whether a row fits.
+  bool Fits(std::int32_t num_tokens, std::int32_t num_table_deltas) const {
+    return rows_left_ > 0 && num_tokens <= tokens_left_ && num_table_deltas <= table_deltas_left_;
+  }
+
+  // Takes a row if it fits, and returns whether it did.
   bool Take(std::int32_t num_tokens, std::int32_t num_table_deltas);
 
   // Requests that may run at once: no more than leave a whole block of the budget to a prompt when

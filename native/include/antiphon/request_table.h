@@ -30,6 +30,7 @@ struct Refusal {
   std::int32_t headroom = 0;      // blocks
   std::int32_t num_matched = 0;   // whole blocks of its prefix that were found
   NodeId tip = kNoNode;           // the last of those
+  std::uint64_t tip_uid = 0;
 };
 
 // One output that is being made. Counts are tokens unless they say otherwise.
