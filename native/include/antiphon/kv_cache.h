@@ -136,10 +136,11 @@ class KvCache {
   // REQUIRES: num_available() >= count
   void Extend(BlockChain& chain, std::int32_t count);
 
-  // Publishes the chain's next block, which holds `tokens`. Where that content is published
-  // already, the chain moves to the published block, so that memory in use never grows; the block
-  // that the chain had is returned with its reference, and the caller drops it when no step in
-  // flight can touch it any more. Returns kNoBlock if the chain keeps its block.
+  // Publishes the chain's next block, which holds `tokens`. Memory holds no prefix twice: where that
+  // content is published already, a copy that nobody uses makes room for the chain's, and to one
+  // that somebody uses the chain moves. Then the block that the chain had is returned with its
+  // reference, and the caller drops it when no step in flight can touch it any more. Returns
+  // kNoBlock if the chain keeps its block.
   // REQUIRES: the block is full and computed
   BlockId PublishNext(BlockChain& chain, std::uint64_t hash, std::span<const TokenId> tokens);
 
@@ -192,6 +193,7 @@ class KvCache {
   const BlockPool& device() const { return device_; }
   const BlockPool& host() const { return host_; }
   const PrefixIndex& index() const { return index_; }
+  const EvictionOrder& order() const { return order_; }
   const KvEvents& events() const { return events_; }
 
   // Checks what pools and index must have in common, O(blocks).
