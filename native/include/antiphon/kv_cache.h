@@ -98,7 +98,7 @@ class KvCache {
   KvCache(const KvCacheConfig& config, ScopeTable* scopes);
 
   // Starts a step: forgets the copies of the last, lets retentions run out, allows `max_copies`.
-  // REQUIRES: the last step's holds were taken, if it had copies
+  // REQUIRES: the last step's holds were taken
   void BeginStep(std::int64_t now_us, std::int32_t max_copies);
 
   // The copies that this step needs so far, in the order in which they came about.
@@ -120,7 +120,8 @@ class KvCache {
 
   // Makes the device part of a match the start of an empty chain: its whole blocks, and, where no
   // host part lies between, the partial one, copied into a new block of the chain. Returns the
-  // tokens claimed.
+  // tokens claimed. The host part is held until the step is committed, so that ClaimNext finds all
+  // of it.
   // REQUIRES: the cache has not changed since Match(); where a partial block is claimed,
   // num_available() >= 1 + pins_partial after the whole blocks are referenced, num_copies_left() >=
   // 1
