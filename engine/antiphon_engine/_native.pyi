@@ -115,7 +115,7 @@ class EngineCore:
                 that it can need is there; `max_utilization` when its prompt is, and pauses the
                 latest where that was too bold; `static_batch` like the first, but a batch only
                 when the one before has ended.
-            chunk_policy: how prompts share a step's tokens: in order, or a unit each in turn.
+            chunk_policy: how prompts share a step's tokens: in order, or a block each in turn.
             watermark_blocks: under max_utilization, blocks that an admission leaves free while
                 others run; -1: one hundredth of the pool, and one for each that runs.
             cooldown_steps: under max_utilization, steps without admissions after a pause.

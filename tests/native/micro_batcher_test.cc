@@ -60,7 +60,7 @@ std::vector<std::int32_t> Shares(const MicroBatcher& batcher, std::vector<Chunk>
   return shares;
 }
 
-TEST(MicroBatcher, SharesAUnitEachInTurn) {
+TEST(MicroBatcher, SharesABlockEachInTurn) {
   EXPECT_EQ(Shares(Make(8, 16), {{.start = 0, .remaining = 40}, {.start = 0, .remaining = 40}}),
             (std::vector<std::int32_t>{8, 8}));
   EXPECT_EQ(Shares(Make(8, 16), {{.start = 0, .remaining = 40}, {.start = 0, .remaining = 3}}),
@@ -79,17 +79,14 @@ TEST(MicroBatcher, SharesRespectTheLimitOfAChunk) {
             (std::vector<std::int32_t>{8}));
 }
 
-TEST(MicroBatcher, TheFirstGetsSomethingWhereNoUnitIsLeft) {
-  MicroBatcher batcher = Make(8, 16, /*chunk_tokens=*/12);
-  ASSERT_TRUE(batcher.Take(7, 0));
+TEST(MicroBatcher, TheFirstGetsSomethingWhereNoBlockIsLeft) {
+  MicroBatcher batcher = Make(8, 16);
+  ASSERT_TRUE(batcher.Take(14, 0));
 
-  EXPECT_EQ(Shares(batcher, {{.start = 0, .remaining = 40}, {.start = 0, .remaining = 40}}),
-            (std::vector<std::int32_t>{8, 0}));
-}
-
-TEST(MicroBatcher, AUnitIsNeverLargerThanAStep) {
-  EXPECT_EQ(Shares(Make(8, 16, /*chunk_tokens=*/64), {{.start = 0, .remaining = 40}}),
-            (std::vector<std::int32_t>{16}));
+  EXPECT_EQ(Shares(batcher, {{.start = 6, .remaining = 40}, {.start = 0, .remaining = 2}}),
+            (std::vector<std::int32_t>{2, 0}));
+  EXPECT_FALSE(batcher.HasBlocksFor(2));
+  EXPECT_TRUE(batcher.HasBlocksFor(1));
 }
 
 TEST(MicroBatcher, LeavesABlockOfBudgetToAPromptBesideAllThatDecode) {
