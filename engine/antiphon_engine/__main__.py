@@ -20,6 +20,7 @@ def load(start: EngineStart, on_progress: "OnProgress") -> "LoadedModel":
     model = executor.model_config
     return LoadedModel(
         executor=executor,
+        device=executor.device,
         facts=ModelFacts(
             architecture=model.architecture,
             dtype=executor.dtype_name,
@@ -27,6 +28,7 @@ def load(start: EngineStart, on_progress: "OnProgress") -> "LoadedModel":
             vocabulary_size=model.vocabulary_size,
             context_tokens=executor.memory.context_tokens,
             num_blocks=executor.memory.num_blocks,
+            num_host_blocks=executor.memory.num_host_blocks,
         ),
     )
 

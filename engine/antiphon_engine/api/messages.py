@@ -73,6 +73,13 @@ class GenerationRequest(_Message, frozen=True, kw_only=True):
     scope: Scope = Scope()
     priority: int = 50
     traceparent: str = ""
+    session: int = 0
+    """A name of the session that this is a turn of, up to 2**64 - 1; 0: none. What the first output
+    ends with is the session's tip. A hint to the cache, as are the two below."""
+    retention_priority: int = 50
+    """0, first to go, to 100: how long its KV cache stays when memory is short."""
+    retention_us: int = 0
+    """How long `retention_priority` holds without use; 0: for ever."""
 
 
 # Front end to engine.
@@ -117,6 +124,26 @@ class MatchPrefix(_Message, frozen=True, kw_only=True):
     query_id: int
     scope: Scope
     tokens: bytes
+
+
+class CloseSession(_Message, frozen=True, kw_only=True):
+    """A hint: nothing more comes of a session. Not answered, as the next two."""
+
+    session: int
+
+
+class ForkSession(_Message, frozen=True, kw_only=True):
+    """A hint: `new_session` goes on where `session` stands."""
+
+    session: int
+    new_session: int
+
+
+class RewindSession(_Message, frozen=True, kw_only=True):
+    """A hint: a session goes on behind its first `num_tokens` tokens."""
+
+    session: int
+    num_tokens: int
 
 
 class Shutdown(_Message, frozen=True, kw_only=True):
@@ -245,5 +272,16 @@ class Answer(_Message, frozen=True, kw_only=True):
     value: int | CoreStats
 
 
-ToEngine = Submit | Cancel | FinishOutput | ReadStats | FlushPrefixCache | MatchPrefix | Shutdown
+ToEngine = (
+    Submit
+    | Cancel
+    | FinishOutput
+    | ReadStats
+    | FlushPrefixCache
+    | MatchPrefix
+    | CloseSession
+    | ForkSession
+    | RewindSession
+    | Shutdown
+)
 ToFrontEnd = LoadProgress | Ready | LoadFailed | StepNews | RequestFailed | Answer
