@@ -154,7 +154,10 @@ class Shutdown(_Message, frozen=True, kw_only=True):
 
 
 class CoreStats(_Message, frozen=True, kw_only=True):
-    """The engine's counters; names and meaning as in the contract's EngineStats."""
+    """The engine's counters; names and meaning as in the contract's EngineStats, where it has them.
+
+    `num_blocks…` are the device's, `num_host_blocks…` those in main memory.
+    """
 
     step: int = 0
     num_running: int = 0
@@ -164,11 +167,25 @@ class CoreStats(_Message, frozen=True, kw_only=True):
     num_blocks_used: int = 0
     num_blocks_cached: int = 0
     num_blocks_free: int = 0
+    num_host_blocks: int = 0
+    num_host_blocks_used: int = 0
     num_prefilled_tokens_total: int = 0
+    num_recomputed_tokens_total: int = 0
+    """Computed again after a pause; not in `num_prefilled_tokens_total`."""
     num_reused_tokens_total: int = 0
     num_generated_tokens_total: int = 0
     num_preemptions_total: int = 0
     num_evictions_total: int = 0
+    num_offloads_total: int = 0
+    """Blocks copied to main memory."""
+    num_onloads_total: int = 0
+    """Blocks copied back."""
+    num_copies_on_write_total: int = 0
+    """Blocks copied because a request goes on inside them."""
+    num_deferrals_total: int = 0
+    """Waits for a block that another request was computing."""
+    num_bypasses_total: int = 0
+    """Starts before a request that did not fit yet."""
     num_finished_total: dict[str, int] = {}
     step_time_ns: int = 0
     schedule_time_ns: int = 0
