@@ -11,7 +11,8 @@ const char* PolicyName(ChunkPolicy policy) {
 MicroBatcher::MicroBatcher(const BatchLimits& limits)
     : limits_(limits),
       chunk_limit_(limits.chunk_tokens == 0 ? limits.max_step_tokens : limits.chunk_tokens),
-      unit_(limits.chunk_tokens == 0 ? limits.block_tokens : limits.chunk_tokens),
+      unit_(limits.chunk_tokens == 0 ? limits.block_tokens
+                                     : std::min(limits.chunk_tokens, limits.max_step_tokens)),
       max_running_(std::min(limits.max_rows, limits.max_step_tokens - limits.block_tokens + 1)) {
   ANTIPHON_CHECK(limits.block_tokens >= 1 && limits.max_step_tokens >= limits.block_tokens);
   ANTIPHON_CHECK(limits.max_rows >= 1 && chunk_limit_ >= limits.block_tokens);
@@ -49,6 +50,10 @@ void MicroBatcher::ShareEqually(std::span<Chunk> chunks) const {
         has_given = true;
       }
     }
+  }
+  if (!chunks.empty() && chunks.front().q_len == 0) {
+    Chunk& first = chunks.front();
+    first.q_len = std::min(ChunkFor(first.start, first.remaining), left);
   }
 }
 

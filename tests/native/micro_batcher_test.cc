@@ -79,6 +79,19 @@ TEST(MicroBatcher, SharesRespectTheLimitOfAChunk) {
             (std::vector<std::int32_t>{8}));
 }
 
+TEST(MicroBatcher, TheFirstGetsSomethingWhereNoUnitIsLeft) {
+  MicroBatcher batcher = Make(8, 16, /*chunk_tokens=*/12);
+  ASSERT_TRUE(batcher.Take(7, 0));
+
+  EXPECT_EQ(Shares(batcher, {{.start = 0, .remaining = 40}, {.start = 0, .remaining = 40}}),
+            (std::vector<std::int32_t>{8, 0}));
+}
+
+TEST(MicroBatcher, AUnitIsNeverLargerThanAStep) {
+  EXPECT_EQ(Shares(Make(8, 16, /*chunk_tokens=*/64), {{.start = 0, .remaining = 40}}),
+            (std::vector<std::int32_t>{16}));
+}
+
 TEST(MicroBatcher, LeavesABlockOfBudgetToAPromptBesideAllThatDecode) {
   EXPECT_EQ(Make(64, 16).max_running(), 13);
   EXPECT_EQ(Make(8, 16).max_running(), 8);

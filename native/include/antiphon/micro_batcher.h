@@ -51,11 +51,14 @@ class MicroBatcher {
   std::int32_t ChunkFor(std::int32_t start, std::int32_t remaining) const;
 
   // Shares the tokens that are left among prompts: a unit (chunk_tokens, or a block) each in turn,
-  // up to block edges, until nothing fits. Takes nothing. O(chunks + tokens / unit).
+  // up to block edges, until nothing fits; where not even one unit is left, the first gets what
+  // there is. Takes nothing. O(chunks + tokens / unit).
   void ShareEqually(std::span<Chunk> chunks) const;
 
-  // Whether `num_prompts` can get a unit each of what is left.
-  bool HasUnitsFor(std::int32_t num_prompts) const { return num_prompts * unit_ <= tokens_left_; }
+  // Whether `num_prompts` can get a unit each of what is left, or the only one something.
+  bool HasUnitsFor(std::int32_t num_prompts) const {
+    return num_prompts == 1 ? tokens_left_ > 0 : num_prompts * unit_ <= tokens_left_;
+  }
 
   // Whether a row fits.
   bool Fits(std::int32_t num_tokens, std::int32_t num_table_deltas) const {
