@@ -45,15 +45,16 @@ def find_fault(request: GenerationRequest, *, vocabulary_size: int) -> Fault | N
 
 
 def is_sound(hint: CloseSession | ForkSession | RewindSession) -> bool:
-    """Returns whether the values of a hint are in range."""
+    """Returns whether a hint names sessions and its values are in range."""
+    if not 0 < hint.session <= _MAX_UINT64:
+        return False
     match hint:
         case ForkSession():
-            numbers = [(hint.session, _MAX_UINT64), (hint.new_session, _MAX_UINT64)]
+            return 0 < hint.new_session <= _MAX_UINT64 and hint.new_session != hint.session
         case RewindSession():
-            numbers = [(hint.session, _MAX_UINT64), (hint.num_tokens, _MAX_INT32)]
+            return 0 <= hint.num_tokens <= _MAX_INT32
         case CloseSession():
-            numbers = [(hint.session, _MAX_UINT64)]
-    return all(0 <= number <= largest for number, largest in numbers)
+            return True
 
 
 def _prompt_fault(request: GenerationRequest, vocabulary_size: int) -> str:

@@ -196,6 +196,7 @@ def test_hints_of_no_sense_are_passed_over() -> None:
             ForkSession(session=2**63, new_session=2**64 - 1),
             ForkSession(session=1, new_session=-(2**63)),
             ForkSession(session=0, new_session=0),
+            ForkSession(session=3, new_session=3),
             RewindSession(session=1, num_tokens=-1),
             RewindSession(session=1, num_tokens=2**40),
             RewindSession(session=0, num_tokens=0),

@@ -103,8 +103,8 @@ def test_weights_that_do_not_fit_are_told():
 
 
 def test_host_cache_is_sized_in_whole_blocks():
-    assert plan(host_cache_bytes=3 * 32 * 1024 + 5).num_host_blocks == 3
-    assert plan().num_host_blocks == 0
+    assert plan(kv_cache_tokens=64, host_cache_bytes=3 * 32 * 1024 + 5).num_host_blocks == 3
+    assert plan(kv_cache_tokens=64).num_host_blocks == 0
 
 
 def test_host_cache_without_a_block_is_refused():
