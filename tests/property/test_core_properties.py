@@ -1,4 +1,4 @@
-"""The native core against a naive model, over random histories on pools of a few blocks."""
+"""The native core against plain rules, over random histories on pools of a few blocks."""
 
 from dataclasses import replace
 
@@ -11,42 +11,83 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
 
 from antiphon_engine import _native
 from support.core_model import CoreModel
-from support.core_values import Ask, CoreShape, ModelRequest
+from support.core_values import Ask, CoreShape, History
 
 TOKENS = st.integers(0, 2)  # few, so that prefixes meet by chance
 STEMS = [[0, 1, 0, 0, 1, 1] * 4, [0] * 24]
 SCOPES = st.sampled_from(["one", "two"])
+SESSIONS = st.sampled_from([0, 0, 1, 2, 3])
+MOSTLY = st.sampled_from([True, True, True, False])
 
 
 @st.composite
-def shapes(draw: st.DrawFn) -> CoreShape:
+def plain_shapes(draw: st.DrawFn) -> CoreShape:
+    """Settings under which plain rules foretell every admission and every reuse."""
     block_tokens = draw(st.integers(2, 4))
-    max_step_tokens = draw(st.integers(block_tokens, 12))
     return CoreShape(
         num_blocks=draw(st.integers(4, 12)) + 1,
         block_tokens=block_tokens,
         max_rows=draw(st.sampled_from([1, 2, 3, 4])),
-        max_step_tokens=max_step_tokens,
+        max_step_tokens=draw(st.integers(block_tokens, 12)),
         max_context_tokens=draw(st.integers(8, 24)),
         max_requests=draw(st.integers(2, 8)),
         chunk_tokens=draw(st.sampled_from([0, block_tokens, block_tokens + 1, 2 * block_tokens])),
-        prefix_reuse=draw(st.sampled_from([True, True, True, False])),
+        prefix_reuse=draw(MOSTLY),
+        partial_reuse=False,
+        prefix_deferral=False,
+        bypass_requests=0,
+    )
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> CoreShape:
+    """Every setting that the core has."""
+    num_host_blocks = draw(st.sampled_from([0, 0, 1, 3, 6]))
+    return replace(
+        draw(plain_shapes()),
+        num_buffer_sets=4,
+        partial_reuse=draw(MOSTLY),
+        prefix_deferral=draw(MOSTLY),
+        capacity_policy=draw(st.sampled_from(_native.CAPACITY_POLICIES)),
+        chunk_policy=draw(st.sampled_from(_native.CHUNK_POLICIES)),
+        watermark_blocks=draw(st.sampled_from([-1, 0, 1])),
+        cooldown_steps=draw(st.sampled_from([0, 1, 8])),
+        bypass_requests=draw(st.sampled_from([0, 1, 2, 8])),
+        bypass_steps=draw(st.sampled_from([0, 1, 4, 256])),
+        run_ahead=draw(st.sampled_from([0, 1, 1, 2])),
+        num_host_blocks=num_host_blocks,
+        max_step_copies=draw(st.sampled_from([0, 1, 2])) if num_host_blocks else 0,
+        offload_min_hits=draw(st.sampled_from([0, 0, 1])),
+        offload_min_priority=draw(st.sampled_from([0, 0, 50])),
+        onload_block_cost_tokens=draw(st.sampled_from([0, 0, 3])),
+        num_kv_events=draw(st.sampled_from([0, 4, 64])),
+        max_sessions=draw(st.sampled_from([1, 2, 64])),
+        pause_every=draw(st.sampled_from([0, 0, 0, 1, 2, 5])),
+        miss_every=draw(st.sampled_from([0, 0, 0, 2, 3])),
+        fail_host_allocation_every=draw(st.sampled_from([0, 0, 2])),
     )
 
 
 class CoreMachine(RuleBasedStateMachine):
     """Submits, steps and ends requests at random; checks everything after each rule."""
 
-    @initialize(shape=shapes())
-    def start(self, shape: CoreShape) -> None:
-        self.model = CoreModel(shape)
+    shapes = plain_shapes()
 
-    @rule(data=st.data(), scope=SCOPES, copies=st.sampled_from([1, 1, 2, 3]))
-    def submit(self, data: st.DataObject, scope: str, copies: int) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self.model: CoreModel | None = None
+
+    @initialize(data=st.data(), seed=st.integers(0, 99))
+    def start(self, data: st.DataObject, seed: int) -> None:
+        self.model = CoreModel(data.draw(self.shapes), seed=seed)
+
+    @rule(data=st.data(), scope=SCOPES, copies=st.sampled_from([1, 1, 2, 3]), session=SESSIONS)
+    def submit(self, data: st.DataObject, scope: str, copies: int, session: int) -> None:
         """One prompt or several equal ones, which then compute the same blocks side by side."""
         model, shape = self.model, self.model.shape
         pool_tokens = (shape.num_blocks - 1) * shape.block_tokens
@@ -61,6 +102,9 @@ class CoreMachine(RuleBasedStateMachine):
             stop_ids=data.draw(st.sampled_from([frozenset(), frozenset(), frozenset([1, 2])])),
             priority=data.draw(st.sampled_from([50, 50, 40, 60])),
             leader=data.draw(st.sampled_from([0, *model.requests, *list(model.ended)[-1:]])),
+            session=session,
+            retention_priority=data.draw(st.sampled_from([50, 50, 0, 80])),
+            retention_us=data.draw(st.sampled_from([0, 0, 1, 1000])),
         )
         for _ in range(copies):
             self._submit(ask)
@@ -70,28 +114,37 @@ class CoreMachine(RuleBasedStateMachine):
         scope = self.model.scope("one")
         self._submit(Ask(prompt=(0,) * length, scope=scope, max_output=max_output))
 
-    @rule(data=st.data())
+    @rule(data=st.data(), session=SESSIONS, cut=st.integers(0, 3))
     @precondition(lambda self: self.model.ended)
-    def submit_next_turn(self, data: st.DataObject) -> None:
-        """Goes on from where an earlier request ended, as a conversation does."""
+    def submit_next_turn(self, data: st.DataObject, session: int, cut: int) -> None:
+        """Goes on from where an earlier request ended, or from a few tokens before."""
         earlier = data.draw(st.sampled_from(list(self.model.ended)[-4:]))
         request = self.model.ended[earlier]
+        kept = request.tokens[: len(request.tokens) - cut]
         added = data.draw(st.lists(TOKENS, min_size=1, max_size=4))
-        self._submit(replace(request.ask, prompt=(*request.tokens, *added), leader=0))
+        self._submit(replace(request.ask, prompt=(*kept, *added), leader=0, session=session))
 
     @rule(data=st.data(), count=st.sampled_from([1, 2, 4, 8]))
     @precondition(lambda self: self.model.requests or self.model.in_flight)
     def step(self, data: st.DataObject, count: int) -> None:
         for _ in range(count):
-            if not self.model.in_flight and not self.model.plan():
-                return
-            self._commit(data)
+            self.model.step(self._draw(data))
             self.model.check()
 
     @rule()
-    @precondition(lambda self: not self.model.in_flight)
+    @precondition(lambda self: self.model.may_plan)
     def plan(self) -> None:
         self.model.plan()
+
+    @rule(data=st.data())
+    @precondition(lambda self: not self.model.all_executed)
+    def execute(self, data: st.DataObject) -> None:
+        self.model.execute(self._draw(data))
+
+    @rule()
+    @precondition(lambda self: self.model.in_flight and self.model.in_flight[0].executed)
+    def commit(self) -> None:
+        self.model.commit()
 
     @rule(data=st.data())
     @precondition(lambda self: self.model.requests)
@@ -102,6 +155,10 @@ class CoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.requests)
     def finish(self, data: st.DataObject, keep: int) -> None:
         self.model.finish(self._any_handle(data), keep)
+
+    @rule(by_us=st.sampled_from([1, 500, 10_000]))
+    def jump_clock(self, by_us: int) -> None:
+        self.model.now_us += by_us
 
     @rule()
     def flush(self) -> None:
@@ -114,52 +171,99 @@ class CoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def holds(self) -> None:
-        if hasattr(self, "model"):
+        if self.model is not None:
             self.model.check()
 
     def teardown(self) -> None:
-        if not hasattr(self, "model"):
+        if self.model is None:
             return
-        if self.model.in_flight:
-            self.model.commit(lambda _request, _uniform: 0)
-        self.model.run(lambda _request, _uniform: 0)
+        self.model.run(lambda _history, _uniform: 0)
         self.model.check()
-        stats = self.model.core.stats()
-        assert stats["num_blocks_used"] == 0, "I24: blocks are held with no request there"
-        assert stats["num_running"] == stats["num_waiting"] == 0
+        self.close_sessions()
+        self.model.check_empty()
+
+    def close_sessions(self) -> None:
+        """The plain core has none."""
 
     def _submit(self, ask: Ask) -> None:
         model, shape = self.model, self.model.shape
-        request = ModelRequest(ask=ask, handle=0, arrival=0)
+        needed = ask.blocks_needed(shape)
         if not ask.prompt or len(ask.prompt) >= shape.max_context_tokens:
             with pytest.raises(ValueError, match="prompt"):
                 model.submit(ask)
-        elif request.blocks_needed(shape) > shape.num_blocks - 1:
+        elif needed > shape.num_blocks - 1:
             with pytest.raises(_native.NeverFitsError) as refused:
                 model.submit(ask)
-            assert refused.value.args == (request.blocks_needed(shape), shape.num_blocks - 1)
-        elif len(model.requests) + self._num_draining() == shape.max_requests:
+            assert refused.value.args == (needed, shape.num_blocks - 1)
+        elif len(model.requests) + len(model.state().in_state("draining")) == shape.max_requests:
             with pytest.raises(_native.QueueFullError):
                 model.submit(ask)
         else:
             model.submit(ask)
 
-    def _num_draining(self) -> int:
-        return self.model.core.dump_state().count('"draining"')
+    def _draw(self, data: st.DataObject):
+        def draw(_history: History, _uniform: float) -> int:
+            return data.draw(TOKENS)
 
-    def _commit(self, data: st.DataObject) -> None:
-        self.model.commit(lambda _request, _uniform: data.draw(TOKENS))
+        return draw
 
     def _any_handle(self, data: st.DataObject) -> int:
         handles = [*self.model.requests, *list(self.model.ended)[-3:]]
         return data.draw(st.sampled_from(handles))
 
 
-TestCore = CoreMachine.TestCase
-TestCore.settings = settings(
-    max_examples=200,
-    stateful_step_count=40,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
+class FullCoreMachine(CoreMachine):
+    """All settings, with sessions and a reader of events that falls behind."""
+
+    shapes = shapes()
+
+    @rule(session=st.integers(1, 3), new_session=st.integers(1, 4))
+    def fork_session(self, session: int, new_session: int) -> None:
+        core = self.model.core
+        if core.fork_session(session, new_session):
+            assert core.fork_session(new_session, new_session), "I26: a fork has no tip"
+
+    @rule(session=st.integers(1, 4), num_tokens=st.integers(0, 16))
+    def rewind_session(self, session: int, num_tokens: int) -> None:
+        self.model.core.rewind_session(session, num_tokens)
+
+    @rule(session=st.integers(1, 4))
+    def close_session(self, session: int) -> None:
+        core = self.model.core
+        core.close_session(session)
+        assert not core.close_session(session), "I5: a session is closed twice"
+        assert not core.rewind_session(session, 4), "I26: a closed session has a tip"
+        assert not core.fork_session(session, 4), "I26: a closed session is forked"
+
+    @rule(limit=st.integers(1, 8))
+    @precondition(lambda self: self.model.shape.num_kv_events)
+    def read_events(self, limit: int) -> None:
+        self.model.events.read(limit)
+
+    @rule()
+    @precondition(lambda self: self.model.shape.num_kv_events)
+    def catch_up_with_events(self) -> None:
+        self.model.events.catch_up()
+
+    def close_sessions(self) -> None:
+        for session in range(1, 5):
+            self.model.core.close_session(session)
+        if self.model.shape.num_kv_events:
+            self.model.events.catch_up()
+
+
+@pytest.mark.parametrize(
+    ("machine", "num_examples"), [(CoreMachine, 120), (FullCoreMachine, 300)]
 )
+@pytest.mark.timeout(0)
+def test_core_keeps_its_invariants_over_random_histories(machine, num_examples, scale):
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=num_examples * scale,
+            stateful_step_count=40,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
