@@ -252,9 +252,7 @@ class FullCoreMachine(CoreMachine):
             self.model.events.catch_up()
 
 
-@pytest.mark.parametrize(
-    ("machine", "num_examples"), [(CoreMachine, 120), (FullCoreMachine, 300)]
-)
+@pytest.mark.parametrize(("machine", "num_examples"), [(CoreMachine, 120), (FullCoreMachine, 300)])
 @pytest.mark.timeout(0)
 def test_core_keeps_its_invariants_over_random_histories(machine, num_examples, scale):
     run_state_machine_as_test(

@@ -125,7 +125,8 @@ def test_uniform_of_a_seed_never_changes():
     handle = model.submit(ask)
     model.run(ones)
 
-    assert model.ended[handle].uniforms == [seeded_uniform(42, 1, position) for position in range(3)]
+    expected = [seeded_uniform(42, 1, position) for position in range(3)]
+    assert model.ended[handle].uniforms == expected
 
 
 def test_uniforms_are_spread_evenly():
