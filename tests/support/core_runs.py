@@ -42,10 +42,12 @@ class Report:
 class ConversationRun:
     """Runs conversations side by side in one core."""
 
-    def __init__(self, driver: CoreDriver, conversations: Sequence[Conversation]) -> None:
+    def __init__(
+        self, driver: CoreDriver, conversations: Sequence[Conversation], *, tenant: str = "one"
+    ) -> None:
         self._driver = driver
         self._conversations = conversations
-        self._scope = driver.scope("one")
+        self._scope = driver.scope(tenant)
         self._handles: list[list[int]] = [[] for _ in conversations]
         self._done = [False] * len(conversations)
         self._counters: Counter[str] = Counter()
