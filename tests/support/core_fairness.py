@@ -139,7 +139,10 @@ class Fairness:
         for request in requests.values():
             if request.handle in planning.was_running or request.handle in admitted:
                 continue
-            if not self._led(request, requests) or self._is_deferred(planning, request, requests):
+            if request.handle in planning.before.in_state("wait_leader"):
+                assert request.ask.leader in requests, "I17: its leader is gone and it waits on"
+                continue
+            if self._is_deferred(planning, request, requests):
                 continue
             num_passing = sum(1 for handle in admitted if requests[handle].order > request.order)
             if num_passing:

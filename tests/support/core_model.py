@@ -98,7 +98,7 @@ class CoreModel(CoreDriver):
         state = self.state()
         assert sorted(state.clean) == list(range(1, self.shape.num_blocks)), "I25"
         assert not state.nodes, "I25: a flush leaves blocks"
-        assert not state.host_holds, "I25: host blocks are held"
+        assert not state.host_references, "I25: host blocks are held"
         assert len(state.host_clean) == self.shape.num_host_blocks, "I25"
 
     def _end(self, handle: int) -> None:
@@ -138,7 +138,7 @@ class CoreModel(CoreDriver):
             if node.block not in cached:
                 continue
             now = after.nodes.get(node.node)
-            if now is None or now.block != node.block or now.scope != node.scope:
+            if now is None or now.uid != node.uid or now.block != node.block:
                 evicted.append(node)
             elif now == node and node.block in after.cached and node.node not in parents:
                 kept.append(node)

@@ -16,9 +16,9 @@ class Node:
     """A block of the prefix tree; `block` and `host_block` are -1 where it isn't there."""
 
     node: int
+    uid: int
     block: int
     host_block: int
-    host_ready: bool
     scope: int
     parent: int
     num_children: int
@@ -44,7 +44,7 @@ class DumpedRequest:
     num_known: int
     num_computed: int
     num_settled: int
-    num_blocks_needed: int
+    num_promised: int
 
 
 @dataclass
@@ -56,32 +56,33 @@ class CoreState:
     references: dict[int, int]
     host_clean: list[int]
     host_cached: list[int]
-    host_holds: dict[int, int]
+    host_references: dict[int, int]
+    host_held: Counter[int]
     nodes: dict[int, Node]
     requests: dict[int, DumpedRequest]
     held: Counter[int]
     """Device blocks that steps in flight hold, beside those of chains."""
-    queue: list[int]
     num_reserved: int
     block_tokens: int
 
     @classmethod
     def of(cls, core: _native.EngineCore, block_tokens: int) -> "CoreState":
         dump = json.loads(core.dump_state())
-        nodes = [_node(entry, block_tokens) for entry in dump["nodes"]]
+        nodes = [_node(entry) for entry in dump["nodes"]]
         requests = [_request(entry) for entry in dump["requests"]]
         assert len({node.node for node in nodes}) == len(nodes), "I6: a node is there twice"
+        device, host = dump["device"], dump["host"]
         return cls(
-            clean=dump["clean_blocks"],
-            cached=dump["cached_blocks"],
-            references=dict(dump["referenced_blocks"]),
-            host_clean=dump.get("host_clean", []),
-            host_cached=dump.get("host_cached", []),
-            host_holds=dict(dump.get("host_held", [])),
+            clean=device["clean"],
+            cached=device["cached"],
+            references=dict(device["referenced"]),
+            held=Counter(dump["held_blocks"]),
+            host_clean=host["clean"],
+            host_cached=host["cached"],
+            host_references=dict(host["referenced"]),
+            host_held=Counter(dump["held_host_blocks"]),
             nodes={node.node: node for node in nodes},
             requests={request.handle: request for request in requests},
-            held=Counter(block for _, blocks, _ in dump.get("holds", []) for block in blocks),
-            queue=dump.get("queue", []),
             num_reserved=dump["num_blocks_reserved"],
             block_tokens=block_tokens,
         )
@@ -118,8 +119,9 @@ class CoreState:
         assert self.chain_counts + self.held == Counter(self.references), (
             "I3: a count is not that of the chains and holds"
         )
-        host = Counter([*self.host_clean, *self.host_cached, *self.host_holds])
+        host = Counter([*self.host_clean, *self.host_cached, *self.host_references])
         assert host == Counter(range(1, shape.num_host_blocks + 1)), "I1, I2: host blocks"
+        assert self.host_held == Counter(self.host_references), "I3: holds of host blocks"
         assert set(self.cached) <= set(self.published), "I2: a cached block has no node"
         assert not set(self.clean) & set(self.published), "I2: a clean block has a node"
 
@@ -127,9 +129,8 @@ class CoreState:
         """What GUARANTEED_NO_EVICT has promised."""
         assert self.num_reserved <= self.num_available, "I15: more is promised than there is"
         needed = sum(
-            request.num_blocks_needed - len(request.blocks)
+            max(request.num_promised - len(request.blocks), 0)
             for request in self.requests.values()
-            if request.slot != -1
         )
         assert self.num_reserved == needed, "I15: the promise is not the sum of what is to come"
 
@@ -226,16 +227,16 @@ class NaiveMatch:
         return self.whole_tokens + self.partial_tokens
 
 
-def _node(entry: dict[str, int], block_tokens: int) -> Node:
+def _node(entry: dict[str, int]) -> Node:
     return Node(
         node=entry["node"],
+        uid=entry["uid"],
         block=entry["block"],
-        host_block=entry.get("host_block", -1),
-        host_ready=bool(entry.get("host_ready", True)),
+        host_block=entry["host_block"],
         scope=entry["scope"],
         parent=entry["parent"],
         num_children=entry["num_children"],
-        num_tokens=entry.get("num_tokens", block_tokens),
+        num_tokens=entry["num_tokens"],
         level=entry.get("level", 0),
         last_use=entry.get("last_use", 0),
     )
@@ -251,5 +252,5 @@ def _request(entry: dict[str, object]) -> DumpedRequest:
         num_known=entry["num_known"],
         num_computed=entry["num_computed"],
         num_settled=entry["num_settled"],
-        num_blocks_needed=entry["num_blocks_needed"],
+        num_promised=entry["blocks_promised"],
     )
