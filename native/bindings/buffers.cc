@@ -91,7 +91,9 @@ RegisteredBuffers ReadBuffers(const py::kwargs& arrays, const CoreConfig& config
   out.table_delta = reader.Read<std::int32_t>("table_delta", 0, kTableDeltaColumns);
   out.max_table_deltas = static_cast<std::int32_t>(
       std::min<std::int64_t>(reader.last_length(), std::numeric_limits<std::int32_t>::max()));
-  out.copy_ops = reader.Read<std::int32_t>("copy_ops", 0, 5);
+  out.copy_ops = reader.Read<std::int32_t>("copy_ops", 0, kCopyColumns);
+  out.max_copies = static_cast<std::int32_t>(
+      std::min<std::int64_t>(reader.last_length(), std::numeric_limits<std::int32_t>::max()));
   out.slot_init = reader.Read<std::int32_t>("slot_init", rows);
   out.tokens = reader.Read<std::int32_t>("tokens", rows, 1);
   out.num_tokens = reader.Read<std::int32_t>("num_tokens", rows);

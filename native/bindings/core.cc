@@ -14,35 +14,6 @@ namespace antiphon::bindings {
 
 namespace {
 
-using TokenArray = py::array_t<TokenId, py::array::c_style>;
-
-// REQUIRES: the array outlives the span
-std::span<const TokenId> ToSpan(const TokenArray& array, const char* name) {
-  if (array.ndim() != 1) {
-    throw std::invalid_argument(std::string(name) + " must have one dimension");
-  }
-  return {array.data(), static_cast<std::size_t>(array.size())};
-}
-
-// The core with the arrays that it writes to.
-class PyEngineCore {
- public:
-  explicit PyEngineCore(const CoreConfig& config)
-      : core_(config), owners_(static_cast<std::size_t>(config.num_buffer_sets)) {}
-
-  void RegisterBuffers(std::int32_t set_index, const py::kwargs& arrays) {
-    RegisteredBuffers registered = ReadBuffers(arrays, core_.config());
-    core_.RegisterBuffers(set_index, registered.buffers);
-    owners_[static_cast<std::size_t>(set_index)] = std::move(registered.owners);
-  }
-
-  EngineCore& core() { return core_; }
-
- private:
-  EngineCore core_;
-  std::vector<std::vector<py::array>> owners_;
-};
-
 std::map<std::string, std::int64_t> StatsDict(const CoreStats& stats) {
   return {
       {"step", stats.step},
@@ -53,11 +24,19 @@ std::map<std::string, std::int64_t> StatsDict(const CoreStats& stats) {
       {"num_blocks_used", stats.num_blocks_used},
       {"num_blocks_cached", stats.num_blocks_cached},
       {"num_blocks_free", stats.num_blocks_free},
+      {"num_host_blocks", stats.num_host_blocks},
+      {"num_host_blocks_used", stats.num_host_blocks_used},
       {"num_prefilled_tokens_total", stats.num_prefilled_tokens_total},
+      {"num_recomputed_tokens_total", stats.num_recomputed_tokens_total},
       {"num_reused_tokens_total", stats.num_reused_tokens_total},
       {"num_generated_tokens_total", stats.num_generated_tokens_total},
       {"num_preemptions_total", stats.num_preemptions_total},
       {"num_evictions_total", stats.num_evictions_total},
+      {"num_offloads_total", stats.num_offloads_total},
+      {"num_onloads_total", stats.num_onloads_total},
+      {"num_copies_on_write_total", stats.num_copies_on_write_total},
+      {"num_deferrals_total", stats.num_deferrals_total},
+      {"num_bypasses_total", stats.num_bypasses_total},
   };
 }
 
@@ -66,6 +45,7 @@ void BindConstants(py::module_& module) {
       {"FLAG_PREFILL", kFlagPrefill},
       {"FLAG_SAMPLE", kFlagSample},
       {"FLAG_FIRST", kFlagFirst},
+      {"FLAG_RESUMED", kFlagResumed},
       {"FLAG_LOGPROBS", kFlagLogprobs},
       {"FLAG_PENALTIES", kFlagPenalties},
       {"FLAG_BIAS", kFlagBias},
@@ -80,6 +60,11 @@ void BindConstants(py::module_& module) {
       {"HEADER_NUM_SAMPLES", kHeaderNumSamples},
       {"HEADER_NUM_SLOT_INITS", kHeaderNumSlotInits},
       {"HEADER_STEP_ID", kHeaderStepId},
+      {"COPY_OFFLOAD", static_cast<std::int64_t>(CopyKind::kOffload)},
+      {"COPY_ONLOAD", static_cast<std::int64_t>(CopyKind::kOnload)},
+      {"COPY_ON_WRITE", static_cast<std::int64_t>(CopyKind::kOnWrite)},
+      {"TIER_DEVICE", static_cast<std::int64_t>(Tier::kDevice)},
+      {"TIER_HOST", static_cast<std::int64_t>(Tier::kHost)},
       {"FINISH_NONE", static_cast<std::int64_t>(FinishReason::kNone)},
       {"FINISH_END_ID", static_cast<std::int64_t>(FinishReason::kEndId)},
       {"FINISH_STOP_ID", static_cast<std::int64_t>(FinishReason::kStopId)},
@@ -107,7 +92,8 @@ void BindSubmission(py::class_<PyEngineCore>& core) {
       [](PyEngineCore& self, const TokenArray& prompt, ScopeId scope,
          std::int32_t max_output_tokens, const TokenArray& end_ids, const TokenArray& stop_ids,
          std::uint64_t seed, std::int32_t output_index, std::int32_t priority, std::uint32_t flags,
-         std::int32_t adapter, Handle leader) {
+         std::int32_t adapter, Handle leader, std::uint64_t session,
+         std::int32_t retention_priority, std::int64_t retention_us) {
         return self.core().Submit({.prompt = ToSpan(prompt, "prompt"),
                                    .scope = scope,
                                    .max_output_tokens = max_output_tokens,
@@ -118,11 +104,16 @@ void BindSubmission(py::class_<PyEngineCore>& core) {
                                    .priority = priority,
                                    .flags = flags,
                                    .adapter = adapter,
-                                   .leader = leader});
+                                   .leader = leader,
+                                   .session = session,
+                                   .retention = {.priority = retention_priority,
+                                                 .duration_us = retention_us}});
       },
       py::arg("prompt").noconvert(), py::kw_only(), "scope"_a, "max_output_tokens"_a,
       py::arg("end_ids").noconvert(), py::arg("stop_ids").noconvert(), "seed"_a,
-      "output_index"_a = 0, "priority"_a = 50, "flags"_a = 0, "adapter"_a = 0, "leader"_a = 0);
+      "output_index"_a = 0, "priority"_a = 50, "flags"_a = 0, "adapter"_a = 0, "leader"_a = 0,
+      "session"_a = 0, "retention_priority"_a = Retention::kDefaultPriority,
+      "retention_us"_a = 0);
   core.def(
       "abort", [](PyEngineCore& self, Handle handle) { return self.core().Abort(handle); },
       "handle"_a);
@@ -138,8 +129,10 @@ void BindSteps(py::class_<PyEngineCore>& core) {
   core.def("register_buffers", &PyEngineCore::RegisterBuffers, "set_index"_a);
   core.def(
       "plan",
-      [](PyEngineCore& self, std::int32_t set_index) { return self.core().Plan(set_index); },
-      "set_index"_a, py::call_guard<py::gil_scoped_release>());
+      [](PyEngineCore& self, std::int32_t set_index, std::int64_t now_us) {
+        return self.core().Plan(set_index, now_us);
+      },
+      "set_index"_a, "now_us"_a = 0, py::call_guard<py::gil_scoped_release>());
   core.def(
       "commit", [](PyEngineCore& self, StepId step_id) { self.core().Commit(step_id); },
       "step_id"_a, py::call_guard<py::gil_scoped_release>());
@@ -152,6 +145,13 @@ void BindInspection(py::class_<PyEngineCore>& core) {
         return self.core().MatchPrefix(scope, ToSpan(tokens, "tokens"));
       },
       "scope"_a, py::arg("tokens").noconvert());
+  core.def(
+      "tokens",
+      [](PyEngineCore& self, Handle handle) {
+        const std::span<const TokenId> tokens = self.core().Tokens(handle);
+        return TokenArray(static_cast<py::ssize_t>(tokens.size()), tokens.data());
+      },
+      "handle"_a);
   core.def("flush_prefix_cache", [](PyEngineCore& self) { return self.core().FlushPrefixCache(); });
   core.def("stats", [](PyEngineCore& self) { return StatsDict(self.core().stats()); });
   core.def("check_invariants", [](PyEngineCore& self) { self.core().CheckInvariants(); });
@@ -160,30 +160,30 @@ void BindInspection(py::class_<PyEngineCore>& core) {
 
 }  // namespace
 
+void PyEngineCore::RegisterBuffers(std::int32_t set_index, const py::kwargs& arrays) {
+  RegisteredBuffers registered = ReadBuffers(arrays, core_.config());
+  core_.RegisterBuffers(set_index, registered.buffers);
+  owners_[static_cast<std::size_t>(set_index)] = std::move(registered.owners);
+}
+
+std::span<const TokenId> ToSpan(const TokenArray& array, const char* name) {
+  if (array.ndim() != 1) {
+    throw std::invalid_argument(std::string(name) + " must have one dimension");
+  }
+  return {array.data(), static_cast<std::size_t>(array.size())};
+}
+
 void BindCore(py::module_& module) {
   BindConstants(module);
+  BindPolicies(module);
   py::class_<PyEngineCore> core(module, "EngineCore");
-  core.def(
-      py::init([](std::int32_t num_blocks, std::int32_t block_tokens, std::int32_t max_rows,
-                  std::int32_t max_step_tokens, std::int32_t max_context_tokens,
-                  std::int32_t max_requests, std::int32_t chunk_tokens,
-                  std::int32_t num_buffer_sets, bool prefix_reuse) {
-        return std::make_unique<PyEngineCore>(CoreConfig{.num_blocks = num_blocks,
-                                                         .block_tokens = block_tokens,
-                                                         .max_rows = max_rows,
-                                                         .max_step_tokens = max_step_tokens,
-                                                         .max_context_tokens = max_context_tokens,
-                                                         .max_requests = max_requests,
-                                                         .chunk_tokens = chunk_tokens,
-                                                         .num_buffer_sets = num_buffer_sets,
-                                                         .prefix_reuse = prefix_reuse});
-      }),
-      py::kw_only(), "num_blocks"_a, "block_tokens"_a, "max_rows"_a, "max_step_tokens"_a,
-      "max_context_tokens"_a, "max_requests"_a, "chunk_tokens"_a = 0, "num_buffer_sets"_a = 2,
-      "prefix_reuse"_a = true);
+  core.def(py::init([](const py::kwargs& arguments) {
+    return std::make_unique<PyEngineCore>(ReadConfig(arguments));
+  }));
   BindSubmission(core);
   BindSteps(core);
   BindInspection(core);
+  BindCacheMethods(core);
 }
 
 }  // namespace antiphon::bindings

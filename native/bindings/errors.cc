@@ -13,6 +13,7 @@ struct ErrorTypes {
   py::object never_fits;
   py::object queue_full;
   py::object invariant;
+  py::object stalled;
 };
 
 ErrorTypes& Types() {
@@ -39,6 +40,8 @@ void Translate(std::exception_ptr thrown) {
     PyErr_SetObject(Types().never_fits.ptr(), args.ptr());
   } catch (const QueueFullError& error) {
     PyErr_SetString(Types().queue_full.ptr(), error.what());
+  } catch (const StalledError& error) {
+    PyErr_SetString(Types().stalled.ptr(), error.what());
   } catch (const InvariantError& error) {
     PyErr_SetString(Types().invariant.ptr(), error.what());
   }
@@ -54,6 +57,8 @@ void BindErrors(py::module_& module) {
                                 "As many requests as the core can hold are there already.");
   Types().invariant = MakeType(module, "InvariantError", PyExc_RuntimeError,
                                "The core contradicts itself: a bug. The engine process must end.");
+  Types().stalled = MakeType(module, "StalledError", PyExc_RuntimeError,
+                             "Requests wait, nothing runs, and nothing will change that.");
   py::register_local_exception_translator(Translate);
 }
 

@@ -8,7 +8,7 @@ namespace antiphon {
 
 namespace {
 
-std::uint32_t FlagsOf(const Request& request, bool samples, bool is_first) {
+std::uint32_t FlagsOf(const Request& request, bool samples) {
   std::uint32_t flags = request.flags;
   if (request.state == RequestState::kPrefill) {
     flags |= kFlagPrefill;
@@ -16,8 +16,8 @@ std::uint32_t FlagsOf(const Request& request, bool samples, bool is_first) {
   if (samples) {
     flags |= kFlagSample;
   }
-  if (is_first) {
-    flags |= kFlagFirst;
+  if (request.new_slot) {
+    flags |= request.started ? kFlagResumed : kFlagFirst;
   }
   return flags;
 }
@@ -30,30 +30,31 @@ PlanWriter::PlanWriter(const StepBuffers& buffers, std::int32_t block_tokens)
   out_.sample_indptr[0] = 0;
 }
 
-void PlanWriter::AddRow(Request& request, std::int32_t q_len, bool is_first) {
+void PlanWriter::AddRow(Request& request, std::int32_t q_len) {
   const std::int32_t row = num_rows_++;
   const std::int32_t kv_len = request.num_computed + q_len;
   const bool is_prefill = request.state == RequestState::kPrefill;
-  const bool samples = kv_len == request.num_known();
+  const bool samples = q_len == request.num_remaining();
+  const std::int32_t output_position = request.num_output() + request.num_pending;
 
   out_.handle[row] = request.handle;
   out_.epoch[row] = request.epoch;
   out_.slot[row] = request.slot;
   out_.adapter[row] = request.adapter;
-  out_.flags[row] = FlagsOf(request, samples, is_first);
+  out_.flags[row] = FlagsOf(request, samples);
   out_.q_len[row] = q_len;
   out_.ctx_len[row] = request.num_computed;
   out_.kv_len[row] = kv_len;
-  out_.reused_tokens[row] = is_first ? request.num_computed : 0;
-  out_.output_position[row] = request.num_output();
+  out_.reused_tokens[row] = request.new_slot ? request.num_computed : 0;
+  out_.output_position[row] = output_position;
   out_.uniform[row] = Uniform(request.seed, static_cast<std::uint32_t>(request.output_index),
-                              static_cast<std::uint32_t>(request.num_output()));
+                              static_cast<std::uint32_t>(output_position));
   WriteTokens(request, q_len);
   WriteTableDeltas(request.chain, request.slot);
   if (samples) {
     out_.sample_rows[num_samples_++] = num_tokens_ - 1;
   }
-  if (is_first) {
+  if (request.new_slot) {
     out_.slot_init[num_slot_inits_++] = row;
   }
   num_prefill_rows_ += is_prefill ? 1 : 0;
@@ -61,11 +62,21 @@ void PlanWriter::AddRow(Request& request, std::int32_t q_len, bool is_first) {
   out_.sample_indptr[num_rows_] = num_samples_;
 }
 
-void PlanWriter::Finish(StepId step) {
+void PlanWriter::Finish(StepId step, std::span<const CopyOp> copies) {
+  std::int32_t* copy = out_.copy_ops;
+  for (const CopyOp& op : copies) {
+    copy[0] = static_cast<std::int32_t>(op.kind);
+    copy[1] = static_cast<std::int32_t>(op.source_tier);
+    copy[2] = op.source;
+    copy[3] = op.destination;
+    copy[4] = op.num_tokens;
+    copy += kCopyColumns;
+  }
   std::fill_n(out_.header, static_cast<std::int32_t>(kHeaderSize), 0);
   out_.header[kHeaderNumRows] = num_rows_;
   out_.header[kHeaderNumTokens] = num_tokens_;
   out_.header[kHeaderNumTableDeltas] = num_table_deltas_;
+  out_.header[kHeaderNumCopies] = static_cast<std::int32_t>(copies.size());
   out_.header[kHeaderNumPrefillRows] = num_prefill_rows_;
   out_.header[kHeaderNumDecodeRows] = num_rows_ - num_prefill_rows_;
   out_.header[kHeaderNumSamples] = num_samples_;
@@ -81,8 +92,10 @@ void PlanWriter::WriteTokens(const Request& request, std::int32_t q_len) {
     const std::int32_t offset = position - block_index * block_tokens_;
     const auto block =
         static_cast<std::int64_t>(request.chain.blocks[static_cast<std::size_t>(block_index)]);
-    out_.input_ids[num_tokens_] = request.tokens[static_cast<std::size_t>(position)];
-    out_.gather_slot[num_tokens_] = kNoSlot;
+    const bool is_known = position < request.num_known();
+    out_.input_ids[num_tokens_] =
+        is_known ? request.tokens[static_cast<std::size_t>(position)] : kUnknownToken;
+    out_.gather_slot[num_tokens_] = is_known ? kNoSlot : request.slot;
     out_.positions[num_tokens_] = position;
     out_.slot_mapping[num_tokens_] = block * block_tokens_ + offset;
     ++num_tokens_;

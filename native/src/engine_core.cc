@@ -1,17 +1,14 @@
-// The life of a request: queued (or waiting for its leader), admitted with all the memory that it
-// can need, prefilled in chunks, decoded one token a step, ended. One pass decides memory and
-// tokens together, so that nobody is admitted for a row that the step then has no room for.
+// The life of a request: queued (or waiting for its leader), admitted with memory, prefilled in
+// chunks, decoded one token a step, ended; and, where memory was promised too boldly, paused and
+// admitted again. How steps are planned is in planning.cc, admission.cc and pausing.cc; what comes
+// of them in committing.cc.
 #include "antiphon/engine_core.h"
 
 #include <algorithm>
-#include <limits>
-#include <utility>
 
 namespace antiphon {
 
 namespace {
-
-constexpr std::int32_t kKeepAll = std::numeric_limits<std::int32_t>::max();
 
 void Require(bool holds, const std::string& message) {
   if (!holds) {
@@ -19,7 +16,12 @@ void Require(bool holds, const std::string& message) {
   }
 }
 
-CoreConfig Checked(const CoreConfig& config) {
+// A whole context fits into one chain; the last token of one is never computed.
+std::int32_t BlocksOfContext(const CoreConfig& config) {
+  return BlocksFor(config.max_context_tokens - 1, config.block_tokens);
+}
+
+void CheckLimits(const CoreConfig& config) {
   Require(config.num_blocks >= 2, "num_blocks must be at least 2: scratch and one more");
   Require(config.block_tokens >= 1, "block_tokens must be at least 1");
   Require(config.max_rows >= 1, "max_rows must be at least 1");
@@ -29,8 +31,54 @@ CoreConfig Checked(const CoreConfig& config) {
   Require(config.max_requests >= 1, "max_requests must be at least 1");
   Require(config.chunk_tokens == 0 || config.chunk_tokens >= config.block_tokens,
           "chunk_tokens must be 0 or at least block_tokens");
-  Require(config.num_buffer_sets >= 1, "num_buffer_sets must be at least 1");
+}
+
+void CheckPolicies(const CoreConfig& config) {
+  Require(config.run_ahead >= 0 && config.run_ahead <= 2, "run_ahead must be 0, 1 or 2");
+  Require(config.num_buffer_sets > config.run_ahead,
+          "num_buffer_sets must be more than run_ahead: the steps in flight and the one planned");
+  Require(config.watermark_blocks >= -1, "watermark_blocks must be at least 0, or -1");
+  Require(config.cooldown_steps >= 0, "cooldown_steps must not be negative");
+  Require(config.bypass_requests >= 0, "bypass_requests must not be negative");
+  Require(config.bypass_steps >= 0, "bypass_steps must not be negative");
+  Require(config.num_host_blocks >= 0, "num_host_blocks must not be negative");
+  Require(config.max_step_copies >= 0, "max_step_copies must not be negative");
+  Require(config.offload_min_priority >= 0 &&
+              config.offload_min_priority <= Retention::kMaxPriority + 1,
+          "offload_min_priority must be from 0 to 101");
+  Require(config.offload_min_hits >= 0, "offload_min_hits must not be negative");
+  Require(config.onload_cost_tokens >= 0 && config.onload_block_cost_tokens >= 0,
+          "onload costs must not be negative");
+  Require(config.num_kv_events >= 0, "num_kv_events must not be negative");
+  Require(config.max_sessions >= 1, "max_sessions must be at least 1");
+  Require(config.stall_passes >= 1, "stall_passes must be at least 1");
+  Require(config.faults.pause_every >= 0 && config.faults.miss_every >= 0 &&
+              config.faults.fail_host_allocation_every >= 0,
+          "faults must not be negative");
+}
+
+// Returns the configuration with its defaults worked out.
+CoreConfig Checked(CoreConfig config) {
+  CheckLimits(config);
+  CheckPolicies(config);
+  if (config.max_step_copies == 0) {
+    config.max_step_copies = BlocksOfContext(config) + config.max_rows;
+  }
   return config;
+}
+
+KvCacheConfig CacheConfig(const CoreConfig& config) {
+  return {.num_blocks = config.num_blocks,
+          .block_tokens = config.block_tokens,
+          .num_host_blocks = config.num_host_blocks,
+          .prefix_reuse = config.prefix_reuse,
+          .partial_reuse = config.partial_reuse,
+          .offload_min_priority = config.offload_min_priority,
+          .offload_min_hits = config.offload_min_hits,
+          .onload_cost_tokens = config.onload_cost_tokens,
+          .onload_block_cost_tokens = config.onload_block_cost_tokens,
+          .num_kv_events = config.num_kv_events,
+          .fail_host_allocation_every = config.faults.fail_host_allocation_every};
 }
 
 std::vector<TokenId> Sorted(std::span<const TokenId> ids) {
@@ -43,8 +91,13 @@ std::vector<TokenId> Sorted(std::span<const TokenId> ids) {
 
 EngineCore::EngineCore(const CoreConfig& config)
     : config_(Checked(config)),
-      cache_(config.num_blocks, config.block_tokens, config.prefix_reuse, &scopes_),
+      cache_(CacheConfig(config_), &scopes_),
+      sessions_(static_cast<std::size_t>(config.max_sessions), &cache_),
       requests_(config.max_requests),
+      capacity_({.policy = config.capacity_policy,
+                 .num_blocks = config.num_blocks - 1,
+                 .watermark_blocks = config.watermark_blocks,
+                 .cooldown_steps = config.cooldown_steps}),
       batcher_({.block_tokens = config.block_tokens,
                 .max_rows = config.max_rows,
                 .max_step_tokens = config.max_step_tokens,
@@ -56,8 +109,7 @@ EngineCore::EngineCore(const CoreConfig& config)
 }
 
 std::int32_t EngineCore::min_table_deltas() const {
-  // No chain is longer than a context, and the last token of one is never computed.
-  const std::int64_t per_context = BlocksFor(config_.max_context_tokens - 1, config_.block_tokens);
+  const std::int64_t per_context = BlocksOfContext(config_);
   const std::int64_t num_rows = config_.max_rows;
   return static_cast<std::int32_t>(std::min(per_context * num_rows, per_context + 2 * num_rows));
 }
@@ -70,6 +122,9 @@ void EngineCore::RegisterBuffers(std::int32_t set_index, const StepBuffers& buff
           "table_delta has room for " + std::to_string(buffers.max_table_deltas) +
               " and needs it for " + std::to_string(min_table_deltas()) +
               ": the blocks of one context and two a row, or those of a context for each row");
+  Require(buffers.max_copies >= config_.max_step_copies,
+          "copy_ops has room for " + std::to_string(buffers.max_copies) +
+              " and needs it for max_step_copies, " + std::to_string(config_.max_step_copies));
   BufferSet& set = sets_[static_cast<std::size_t>(set_index)];
   ANTIPHON_CHECK(set.step == 0);
   set.buffers = buffers;
@@ -81,8 +136,9 @@ Handle EngineCore::Submit(const SubmitSpec& spec) {
   const auto num_prompt = static_cast<std::int32_t>(spec.prompt.size());
   const std::int32_t output_limit =
       std::min(spec.max_output_tokens, config_.max_context_tokens - num_prompt);
+  // The last output token is never computed.
   const std::int32_t num_blocks_needed =
-      NoEvictCapacity::BlocksToCompletion(num_prompt, output_limit, config_.block_tokens);
+      BlocksFor(static_cast<std::int64_t>(num_prompt) + output_limit - 1, config_.block_tokens);
   if (num_blocks_needed > config_.num_blocks - 1) {
     throw NeverFitsError(num_blocks_needed, config_.num_blocks - 1);
   }
@@ -90,10 +146,11 @@ Handle EngineCore::Submit(const SubmitSpec& spec) {
   request.epoch = 1;
   request.arrival = next_arrival_++;
   request.priority = spec.priority;
+  request.session = spec.session;
   request.leader = spec.leader;
   request.tokens.assign(spec.prompt.begin(), spec.prompt.end());
   if (cache_.reuses_prefixes()) {
-    request.prompt_hashes = HashBlocks(request.tokens, config_.block_tokens);
+    request.block_hashes = HashBlocks(request.tokens, config_.block_tokens);
   }
   request.num_prompt = num_prompt;
   request.max_output = spec.max_output_tokens;
@@ -104,73 +161,64 @@ Handle EngineCore::Submit(const SubmitSpec& spec) {
   request.output_index = spec.output_index;
   request.flags = spec.flags;
   request.adapter = spec.adapter;
-  request.num_blocks_needed = num_blocks_needed;
+  request.blocks_to_completion = num_blocks_needed;
   request.chain.scope = spec.scope;
+  request.chain.retention = spec.retention;
   scopes_.AddUse(spec.scope);
   ++num_waiting_;
   Enqueue(request);
   return request.handle;
 }
 
-bool EngineCore::Abort(Handle handle) {
-  Request* request = requests_.Find(handle);
-  if (request == nullptr || !request->live()) {
-    return false;
-  }
-  End(*request, kKeepAll);
-  return true;
-}
-
-bool EngineCore::Finish(Handle handle, std::int32_t keep_output_tokens) {
-  Require(keep_output_tokens >= 0, "keep_output_tokens must not be negative");
-  Request* request = requests_.Find(handle);
-  if (request == nullptr || !request->live()) {
-    return false;
-  }
-  End(*request, request->num_prompt + std::min(keep_output_tokens, request->num_output()));
-  return true;
-}
-
-void EngineCore::Commit(StepId step) {
-  const auto set = std::ranges::find(sets_, step, &BufferSet::step);
-  Check(step > 0 && set != sets_.end(), "a step is committed that is not in flight");
-  const StepBuffers& buffers = set->buffers;
-  const std::int32_t num_requests = requests_.num_requests();
-  for (std::size_t row = 0; row < set->rows.size(); ++row) {
-    std::int32_t* result = buffers.result + row * kResultColumns;
-    std::fill_n(result, kResultColumns, 0);
-    CommitRow(set->rows[row], buffers.tokens[row], buffers.num_tokens[row], result);
-  }
-  if (requests_.num_requests() < num_requests) {
-    std::erase_if(running_, [this](Handle handle) { return requests_.Find(handle) == nullptr; });
-  }
-  set->step = 0;
-  --num_steps_in_flight_;
-}
-
 std::int32_t EngineCore::MatchPrefix(ScopeId scope, std::span<const TokenId> tokens) const {
   const std::vector<std::uint64_t> hashes = HashBlocks(tokens, config_.block_tokens);
   PrefixMatch match;
-  cache_.Match(scope, tokens, hashes, static_cast<std::int32_t>(hashes.size()), match);
+  cache_.Match(scope, tokens, hashes, static_cast<std::int32_t>(tokens.size()), match);
   return static_cast<std::int32_t>(match.nodes.size()) * config_.block_tokens;
 }
 
+std::span<const TokenId> EngineCore::Tokens(Handle handle) const {
+  const Request* request = requests_.Find(handle);
+  return request == nullptr ? std::span<const TokenId>() : request->tokens;
+}
+
+bool EngineCore::RewindSession(std::uint64_t session, std::int64_t num_tokens) {
+  Require(num_tokens >= 0, "num_tokens must not be negative");
+  return sessions_.Rewind(session, num_tokens);
+}
+
+bool EngineCore::ForkSession(std::uint64_t session, std::uint64_t new_session) {
+  Require(new_session != 0 && new_session != session,
+          "new_session must be another session, and not 0");
+  return sessions_.Fork(session, new_session);
+}
+
+bool EngineCore::CloseSession(std::uint64_t session) { return sessions_.Close(session); }
+
 CoreStats EngineCore::stats() const {
-  const BlockPool& pool = cache_.pool();
+  const BlockPool& pool = cache_.device();
   return {
       .step = last_step_,
       .num_running = static_cast<std::int64_t>(running_.size()),
-      .num_waiting = num_waiting_,
-      .num_paused = 0,
+      .num_waiting = num_waiting_ - num_paused_,
+      .num_paused = num_paused_,
       .num_blocks = pool.num_blocks() - 1,
       .num_blocks_used = pool.num_referenced(),
       .num_blocks_cached = pool.num_cached(),
       .num_blocks_free = pool.num_clean(),
+      .num_host_blocks = config_.num_host_blocks,
+      .num_host_blocks_used = config_.num_host_blocks - cache_.host().num_clean(),
       .num_prefilled_tokens_total = num_prefilled_,
+      .num_recomputed_tokens_total = num_recomputed_,
       .num_reused_tokens_total = num_reused_,
       .num_generated_tokens_total = num_generated_,
-      .num_preemptions_total = 0,
+      .num_preemptions_total = num_preemptions_,
       .num_evictions_total = cache_.num_evictions(),
+      .num_offloads_total = cache_.num_offloads(),
+      .num_onloads_total = cache_.num_onloads(),
+      .num_copies_on_write_total = cache_.num_copies_on_write(),
+      .num_deferrals_total = num_deferrals_,
+      .num_bypasses_total = num_bypasses_,
   };
 }
 
@@ -186,125 +234,22 @@ void EngineCore::CheckSpec(const SubmitSpec& spec) const {
   Require(spec.output_index >= 0, "output_index must not be negative");
   Require(spec.adapter >= 0, "adapter must not be negative");
   Require(spec.flags % kFirstCallerFlag == 0, "the flags below 1 << 8 are the core's own");
+  Require(spec.retention.priority >= 0 && spec.retention.priority <= Retention::kMaxPriority,
+          "retention_priority must be from 0 to 100");
+  Require(spec.retention.duration_us >= 0, "retention_us must not be negative");
   Require(scopes_.Contains(spec.scope), "scope " + std::to_string(spec.scope) + " is not known");
 }
 
 // Puts a waiting request where it belongs: behind its leader, or into the queue.
 void EngineCore::Enqueue(Request& request) {
   Request* leader = requests_.Find(request.leader);
-  if (leader != nullptr && leader->live() && leader->state != RequestState::kDecode) {
+  if (leader != nullptr && leader->live() && leader->num_settled() < leader->num_prompt) {
     request.state = RequestState::kWaitLeader;
     leader->followers.push_back(request.handle);
     return;
   }
   request.state = RequestState::kQueued;
   queue_.Add(request);
-}
-
-void EngineCore::CommitRow(const PlannedRow& row, TokenId token, std::int32_t num_tokens,
-                           std::int32_t* result) {
-  Request* found = requests_.Find(row.handle);
-  ANTIPHON_CHECK(found != nullptr);  // a request with a row in flight keeps its place
-  Request& request = *found;
-  request.num_inflight -= row.q_len;
-  if (row.epoch != request.epoch) {
-    if (request.num_inflight == 0) {
-      Free(request, request.num_wanted);
-    }
-    return;
-  }
-  Publish(request);
-  result[3] = request.num_steps;
-  if (!row.samples) {
-    return;
-  }
-  Check(num_tokens == 1 && token >= 0, "a row that samples brought no token");
-  const FinishReason reason = AppendToken(request, token);
-  result[0] = 1;
-  result[1] = static_cast<std::int32_t>(reason);
-  result[2] = request.num_output();
-  if (request.state == RequestState::kPrefill) {
-    request.state = RequestState::kDecode;
-    WakeFollowers(request);
-  }
-  if (reason != FinishReason::kNone) {
-    Free(request, kKeepAll);
-  }
-}
-
-void EngineCore::Publish(Request& request) {
-  if (!cache_.reuses_prefixes()) {
-    return;
-  }
-  const auto width = static_cast<std::size_t>(config_.block_tokens);
-  BlockChain& chain = request.chain;
-  while ((chain.num_published + 1) * config_.block_tokens <= request.num_settled()) {
-    const auto index = static_cast<std::size_t>(chain.num_published);
-    const auto tokens = std::span<const TokenId>(request.tokens).subspan(index * width, width);
-    const std::uint64_t hash =
-        index < request.prompt_hashes.size() ? request.prompt_hashes[index] : HashTokens(tokens);
-    cache_.PublishNext(chain, hash, tokens);
-  }
-}
-
-FinishReason EngineCore::AppendToken(Request& request, TokenId token) {
-  request.tokens.push_back(token);
-  ++num_generated_;
-  if (std::ranges::binary_search(request.end_ids, token)) {
-    return FinishReason::kEndId;
-  }
-  if (std::ranges::binary_search(request.stop_ids, token)) {
-    return FinishReason::kStopId;
-  }
-  if (request.num_output() >= request.max_output) {
-    return FinishReason::kMaxOutputTokens;
-  }
-  if (request.num_output() >= request.output_limit) {
-    return FinishReason::kContextFull;
-  }
-  return FinishReason::kNone;
-}
-
-void EngineCore::WakeFollowers(Request& request) {
-  for (const Handle handle : std::exchange(request.followers, {})) {
-    Request& follower = *requests_.Find(handle);
-    follower.state = RequestState::kQueued;
-    queue_.Add(follower);
-  }
-}
-
-// Ends a request from outside. What a step in flight may still write is held until its commit.
-void EngineCore::End(Request& request, std::int32_t num_wanted_tokens) {
-  WakeFollowers(request);
-  if (request.waiting()) {
-    --num_waiting_;
-    queue_.Remove(request);
-    if (Request* leader = requests_.Find(request.leader); leader != nullptr) {
-      std::erase(leader->followers, request.handle);
-    }
-  } else {
-    std::erase(running_, request.handle);
-  }
-  if (request.num_inflight == 0) {
-    Free(request, num_wanted_tokens);
-    return;
-  }
-  request.state = RequestState::kDraining;
-  request.num_wanted = num_wanted_tokens;
-  ++request.epoch;
-}
-
-// The only place where a request's blocks, reservation, slot and place are given back.
-void EngineCore::Free(Request& request, std::int32_t num_wanted_tokens) {
-  if (request.slot != kNoSlot) {
-    capacity_.Settle(request.num_blocks_needed -
-                     static_cast<std::int32_t>(request.chain.blocks.size()));
-    free_slots_.push_back(request.slot);
-    request.slot = kNoSlot;
-  }
-  scopes_.DropUse(request.chain.scope);
-  cache_.Release(request.chain, num_wanted_tokens / config_.block_tokens);
-  requests_.Remove(request);
 }
 
 }  // namespace antiphon

@@ -4,9 +4,14 @@
 
 namespace antiphon {
 
+const char* PolicyName(ChunkPolicy policy) {
+  return policy == ChunkPolicy::kEqualProgress ? "equal_progress" : "first_come_first_served";
+}
+
 MicroBatcher::MicroBatcher(const BatchLimits& limits)
     : limits_(limits),
       chunk_limit_(limits.chunk_tokens == 0 ? limits.max_step_tokens : limits.chunk_tokens),
+      unit_(limits.chunk_tokens == 0 ? limits.block_tokens : limits.chunk_tokens),
       max_running_(std::min(limits.max_rows, limits.max_step_tokens - limits.block_tokens + 1)) {
   ANTIPHON_CHECK(limits.block_tokens >= 1 && limits.max_step_tokens >= limits.block_tokens);
   ANTIPHON_CHECK(limits.max_rows >= 1 && chunk_limit_ >= limits.block_tokens);
@@ -27,8 +32,28 @@ std::int32_t MicroBatcher::ChunkFor(std::int32_t start, std::int32_t remaining) 
   return std::max(end - start, 0);
 }
 
+void MicroBatcher::ShareEqually(std::span<Chunk> chunks) const {
+  std::int32_t left = tokens_left_;
+  for (Chunk& chunk : chunks) {
+    chunk.q_len = 0;
+  }
+  for (bool has_given = true; has_given;) {
+    has_given = false;
+    for (Chunk& chunk : chunks) {
+      const std::int32_t end = chunk.start + chunk.q_len;
+      std::int32_t next = (end + unit_) / limits_.block_tokens * limits_.block_tokens;
+      next = std::min(next, chunk.start + chunk.remaining);
+      if (next > end && next - end <= left && next - chunk.start <= chunk_limit_) {
+        left -= next - end;
+        chunk.q_len = next - chunk.start;
+        has_given = true;
+      }
+    }
+  }
+}
+
 bool MicroBatcher::Take(std::int32_t num_tokens, std::int32_t num_table_deltas) {
-  if (rows_left_ < 1 || num_tokens > tokens_left_ || num_table_deltas > table_deltas_left_) {
+  if (!Fits(num_tokens, num_table_deltas)) {
     return false;
   }
   --rows_left_;

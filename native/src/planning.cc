@@ -1,118 +1,202 @@
 // Planning a step. One pass decides memory and tokens together, so that nobody is admitted for a
 // row that the step then has no room for.
-#include "antiphon/engine_core.h"
+#include "plan_step.h"
 
 namespace antiphon {
 
-// What is under way while a step is planned.
-struct EngineCore::Step {
-  PlanWriter writer;
-  std::vector<PlannedRow>& rows;
-};
-
-StepId EngineCore::Plan(std::int32_t set_index) {
+StepId EngineCore::Plan(std::int32_t set_index, std::int64_t now_us) {
   ANTIPHON_CHECK(set_index >= 0 && set_index < config_.num_buffer_sets);
   BufferSet& set = sets_[static_cast<std::size_t>(set_index)];
   ANTIPHON_CHECK(set.registered);
-  Check(num_steps_in_flight_ == 0, "a step is planned while another is in flight");
+  Check(set.step == 0, "a set is planned into whose step is in flight");
+  Check(num_steps_in_flight_ <= config_.run_ahead, "more steps are in flight than run_ahead");
+  ++num_plans_;
   set.rows.clear();
+  contributions_.clear();
+  cache_.BeginStep(now_us, config_.max_step_copies);
   batcher_.Begin(set.buffers.max_table_deltas);
   Step step{.writer = PlanWriter(set.buffers, config_.block_tokens), .rows = set.rows};
-  PlanRunning(RequestState::kDecode, step);
-  if (set.rows.size() < running_.size()) {
-    PlanRunning(RequestState::kPrefill, step);
+
+  PauseOnPurpose();
+  PlanDecodes(step);
+  ContinueOnloads();
+  if (config_.chunk_policy == ChunkPolicy::kFirstComeFirstServed) {
+    PlanPrefillsInOrder(step);
+    PlanAdmissions(step);
+  } else {
+    PlanAdmissions(step);
+    PlanPrefillsEqually(step);
   }
-  PlanAdmissions(step);
-  if (set.rows.empty()) {
-    step.writer.Finish(0);
+  if (set.rows.empty() && cache_.copies().empty()) {
+    step.writer.Finish(0, {});
+    NoteEmptyPlan();
     return 0;
   }
+  num_empty_plans_ = 0;
+  set.holds = cache_.TakeHolds();
   set.step = ++last_step_;
   ++num_steps_in_flight_;
-  step.writer.Finish(set.step);
+  step.writer.Finish(set.step, cache_.copies());
   return set.step;
 }
 
-void EngineCore::PlanRunning(RequestState state, Step& step) {
-  for (const Handle handle : running_) {
-    Request& request = *requests_.Find(handle);
-    if (request.state != state) {
+void EngineCore::PlanDecodes(Step& step) {
+  step.load.num_plans = num_plans_;
+  // Whoever is paused meanwhile comes later in the list.
+  for (std::size_t i = 0; i < running_.size(); ++i) {
+    Request& request = *requests_.Find(running_[i]);
+    if (request.state != RequestState::kDecode) {
       continue;
     }
-    const std::int32_t remaining = request.num_known() - request.num_computed;
-    const std::int32_t q_len = batcher_.ChunkFor(request.num_computed, remaining);
-    const std::int32_t num_blocks = BlocksFor(request.num_computed + q_len, config_.block_tokens);
-    if (q_len > 0 && batcher_.Take(q_len, NumTableDeltas(request.chain, num_blocks))) {
-      PlanRow(request, q_len, /*is_first=*/false, step);
+    step.load.any_decoding = true;
+    // A request that will end with a token in flight needs no row behind it.
+    if (request.planned_in == num_plans_ ||
+        request.num_output() + request.num_pending >= request.output_limit) {
+      continue;
+    }
+    const std::int32_t num_blocks = BlocksFor(request.num_computed + 1, config_.block_tokens);
+    const std::int32_t num_deltas = NumTableDeltas(request.chain, num_blocks);
+    if (batcher_.Fits(1, num_deltas) &&
+        MakeRoom(request, num_blocks - request.num_blocks(), step)) {
+      batcher_.Take(1, num_deltas);
+      PlanRow(request, 1, step);
     }
   }
 }
 
-void EngineCore::PlanAdmissions(Step& step) {
-  while (!queue_.empty() && batcher_.tokens_left() > 0 &&
-         static_cast<std::int32_t>(running_.size()) < batcher_.max_running()) {
-    if (!Admit(*requests_.Find(queue_.head()), step)) {
-      return;
+void EngineCore::PlanPrefillsInOrder(Step& step) {
+  if (step.rows.size() == running_.size()) {
+    return;
+  }
+  for (const Handle handle : running_) {
+    Request& request = *requests_.Find(handle);
+    if (request.state == RequestState::kPrefill && request.planned_in != num_plans_) {
+      PlanChunk(request, batcher_.ChunkFor(request.num_computed, request.num_remaining()), step);
     }
   }
 }
 
-// The prefix that is found here is the one that is claimed: nothing is allocated in between.
-bool EngineCore::Admit(Request& request, Step& step) {
-  const std::int32_t num_available = cache_.num_available();
-  const Refusal refusal = {.handle = request.handle,
-                           .num_publications = cache_.num_publications(),
-                           .num_unreserved = capacity_.Unreserved(num_available)};
-  if (refusal == refusal_) {
+void EngineCore::PlanPrefillsEqually(Step& step) {
+  chunks_.clear();
+  passed_.clear();
+  for (const Handle handle : running_) {
+    const Request& request = *requests_.Find(handle);
+    if (request.state == RequestState::kPrefill && request.planned_in != num_plans_) {
+      passed_.push_back(handle);
+      chunks_.push_back({.start = request.num_computed, .remaining = request.num_remaining()});
+    }
+  }
+  batcher_.ShareEqually(chunks_);
+  for (std::size_t i = 0; i < chunks_.size(); ++i) {
+    PlanChunk(*requests_.Find(passed_[i]), chunks_[i].q_len, step);
+  }
+}
+
+// Gives a prompt a row, if its chunk is not empty and the step has room for it.
+bool EngineCore::PlanChunk(Request& request, std::int32_t q_len, Step& step) {
+  const std::int32_t num_blocks = BlocksFor(request.num_computed + q_len, config_.block_tokens);
+  if (q_len == 0 || !batcher_.Take(q_len, NumTableDeltas(request.chain, num_blocks))) {
     return false;
   }
-  // One token at least is left to compute: its logits give the first output token.
-  cache_.Match(request.chain.scope, request.tokens, request.prompt_hashes,
-               (request.num_prompt - 1) / config_.block_tokens, match_);
-  if (!capacity_.Fits(request.num_blocks_needed, match_.num_live, num_available)) {
-    refusal_ = refusal;
-    return false;
-  }
-  const auto num_hits = static_cast<std::int32_t>(match_.nodes.size());
-  const std::int32_t num_reused = num_hits * config_.block_tokens;
-  const std::int32_t q_len = batcher_.ChunkFor(num_reused, request.num_known() - num_reused);
-  if (q_len == 0 || !batcher_.Take(q_len, BlocksFor(num_reused + q_len, config_.block_tokens))) {
-    return false;
-  }
-  refusal_ = {};
-  queue_.Remove(request);
-  --num_waiting_;
-  cache_.Claim(match_, request.chain);
-  capacity_.Reserve(request.num_blocks_needed - num_hits);
-  request.state = RequestState::kPrefill;
-  request.num_computed = num_reused;
-  request.slot = free_slots_.back();
-  free_slots_.pop_back();
-  running_.push_back(request.handle);
-  num_reused_ += num_reused;
-  PlanRow(request, q_len, /*is_first=*/true, step);
+  PlanRow(request, q_len, step);
   return true;
 }
 
-void EngineCore::PlanRow(Request& request, std::int32_t q_len, bool is_first, Step& step) {
-  const std::int32_t num_new_blocks =
-      BlocksFor(request.num_computed + q_len, config_.block_tokens) -
-      static_cast<std::int32_t>(request.chain.blocks.size());
-  if (num_new_blocks > 0) {
-    cache_.Extend(request.chain, num_new_blocks);
-    capacity_.Settle(num_new_blocks);
-  }
-  step.writer.AddRow(request, q_len, is_first);
-  request.num_computed += q_len;
+void EngineCore::PlanRow(Request& request, std::int32_t q_len, Step& step) {
+  const std::int32_t end = request.num_computed + q_len;
+  TakeBlocks(request, BlocksFor(end, config_.block_tokens) - request.num_blocks());
+  const bool samples = q_len == request.num_remaining();
+  const bool ends_prompt = samples && request.state == RequestState::kPrefill;
+  step.writer.AddRow(request, q_len);
+  num_recomputed_ += std::max(std::min(end, request.num_reached) - request.num_computed, 0);
+  num_prefilled_ += std::max(std::min(end, request.num_prompt) -
+                                 std::max(request.num_computed, request.num_reached),
+                             0);
+  request.num_computed = end;
+  request.num_reached = std::max(request.num_reached, end);
   request.num_inflight += q_len;
+  request.num_pending += samples ? 1 : 0;
   ++request.num_steps;
-  if (request.state == RequestState::kPrefill) {
-    num_prefilled_ += q_len;
+  request.planned_in = num_plans_;
+  request.started = true;
+  request.new_slot = false;
+  if (ends_prompt) {
+    request.state = RequestState::kDecode;
   }
+  NoteContribution(request);
   step.rows.push_back({.handle = request.handle,
                        .epoch = request.epoch,
                        .q_len = q_len,
-                       .samples = request.num_computed == request.num_known()});
+                       .samples = samples,
+                       .ends_prompt = ends_prompt});
+}
+
+void EngineCore::TakeBlocks(Request& request, std::int32_t count) {
+  if (count <= 0) {
+    return;
+  }
+  const std::int32_t num_promised = std::min(count, request.num_reserved());
+  cache_.Extend(request.chain, count);
+  capacity_.Settle(num_promised);
+}
+
+// Lets others wait for the block that the request will publish next, if this step computes it. Only
+// who has really got a row contributes: nobody must wait for one who waits himself.
+void EngineCore::NoteContribution(const Request& request) {
+  const std::int32_t end = (request.chain.num_published + 1) * config_.block_tokens;
+  const auto index = static_cast<std::size_t>(request.chain.num_published);
+  if (end <= request.num_computed && index < request.block_hashes.size() &&
+      config_.prefix_deferral && cache_.reuses_prefixes()) {
+    contributions_.push_back({.scope = request.chain.scope,
+                              .parent = request.chain.tip,
+                              .hash = request.block_hashes[index],
+                              .handle = request.handle});
+  }
+}
+
+void EngineCore::ContinueOnloads() {
+  for (const Handle handle : running_) {
+    Request& request = *requests_.Find(handle);
+    if (request.state == RequestState::kOnload && request.planned_in != num_plans_) {
+      Onload(request);
+    }
+  }
+}
+
+// Brings what the host has of a request's prefix, as far as this step may copy. When there is no
+// more, the rest of its prompt is computed.
+void EngineCore::Onload(Request& request) {
+  const auto width = static_cast<std::size_t>(config_.block_tokens);
+  BlockChain& chain = request.chain;
+  for (auto index = static_cast<std::size_t>(chain.num_published);
+       index < request.block_hashes.size() &&
+       (index + 1) * width < static_cast<std::size_t>(request.num_known());
+       ++index) {
+    const auto tokens = std::span<const TokenId>(request.tokens).subspan(index * width, width);
+    const std::uint64_t hash = request.block_hashes[index];
+    if (!cache_.HasChild(chain.scope, chain.tip, hash, tokens)) {
+      break;
+    }
+    if (cache_.num_copies_left() == 0) {
+      return;
+    }
+    const std::int32_t num_promised = std::min(1, request.num_reserved());
+    if (!cache_.ClaimNext(chain, hash, tokens)) {
+      break;
+    }
+    capacity_.Settle(num_promised);
+  }
+  request.state = RequestState::kPrefill;
+  request.num_computed = chain.num_published * config_.block_tokens;
+  num_reused_ += request.num_computed;
+}
+
+void EngineCore::NoteEmptyPlan() {
+  const bool could_run = num_waiting_ > 0 || !running_.empty();
+  num_empty_plans_ = could_run && num_steps_in_flight_ == 0 ? num_empty_plans_ + 1 : 0;
+  if (num_empty_plans_ >= config_.stall_passes) {
+    throw StalledError(Census());
+  }
 }
 
 }  // namespace antiphon

@@ -10,6 +10,10 @@ const char* StateName(RequestState state) {
       return "queued";
     case RequestState::kWaitLeader:
       return "wait_leader";
+    case RequestState::kPaused:
+      return "paused";
+    case RequestState::kOnload:
+      return "onload";
     case RequestState::kPrefill:
       return "prefill";
     case RequestState::kDecode:

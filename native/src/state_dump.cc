@@ -61,12 +61,71 @@ void WriteRequest(Json& out, const Request& request) {
       << ",\"scope\":" << request.chain.scope << ",\"slot\":" << request.slot
       << ",\"num_prompt\":" << request.num_prompt << ",\"num_known\":" << request.num_known()
       << ",\"num_computed\":" << request.num_computed
-      << ",\"num_settled\":" << request.num_settled() << ",\"num_steps\":" << request.num_steps
-      << ",\"output_limit\":" << request.output_limit
-      << ",\"num_blocks_needed\":" << request.num_blocks_needed
+      << ",\"num_settled\":" << request.num_settled() << ",\"num_pending\":" << request.num_pending
+      << ",\"num_steps\":" << request.num_steps << ",\"output_limit\":" << request.output_limit
+      << ",\"blocks_to_completion\":" << request.blocks_to_completion
+      << ",\"blocks_promised\":" << request.blocks_promised
+      << ",\"num_bypassed\":" << request.num_bypassed << ",\"session\":" << request.session
       << ",\"num_published\":" << request.chain.num_published << ',';
   WriteNumbers(out, "blocks", request.chain.blocks);
   out << '}';
+}
+
+// Blocks that are neither clean nor referenced are cached.
+void WritePool(Json& out, const char* name, const BlockPool& pool) {
+  std::vector<BlockId> referenced;
+  std::vector<BlockId> cached;
+  for (BlockId block = 1; block < pool.num_blocks(); ++block) {
+    if (pool.reference_count(block) > 0) {
+      referenced.push_back(block);
+    } else if (pool.node(block) != kNoNode) {
+      cached.push_back(block);
+    }
+  }
+  out << '"' << name << "\":{";
+  WriteNumbers(out, "clean", pool.clean_blocks());
+  out << ',';
+  WriteNumbers(out, "cached", cached);
+  out << ',';
+  WriteArray(out, "referenced", referenced, [&out, &pool](BlockId block) {
+    out << '[' << block << ',' << pool.reference_count(block) << ']';
+  });
+  out << '}';
+}
+
+void WriteNodes(Json& out, const PrefixIndex& index) {
+  std::vector<NodeId> nodes;
+  for (NodeId node = 0; node < index.max_nodes(); ++node) {
+    if (index.alive(node)) {
+      nodes.push_back(node);
+    }
+  }
+  WriteArray(out, "nodes", nodes, [&out, &index](NodeId node) {
+    const ParentKey parent = index.parent(node);
+    out << "{\"node\":" << node << ",\"uid\":" << index.uid(node)
+        << ",\"block\":" << index.block(node, Tier::kDevice)
+        << ",\"host_block\":" << index.block(node, Tier::kHost)
+        << ",\"num_tokens\":" << index.tokens(node).size() << ",\"scope\":" << index.scope(node)
+        << ",\"parent\":" << (parent.is_root() ? kNoNode : parent.node())
+        << ",\"num_children\":" << index.num_children(node)
+        << ",\"num_device_children\":" << index.num_device_children(node)
+        << ",\"num_marks\":" << index.num_marks(node) << '}';
+  });
+}
+
+// What steps in flight hold for their copies and reads, all together.
+void WriteHolds(Json& out, const std::vector<const StepHolds*>& holds,
+                std::vector<BlockId> device_blocks) {
+  std::vector<BlockId> host_blocks;
+  for (const StepHolds* of_step : holds) {
+    device_blocks.insert(device_blocks.end(), of_step->device_blocks.begin(),
+                         of_step->device_blocks.end());
+    host_blocks.insert(host_blocks.end(), of_step->host_blocks.begin(),
+                       of_step->host_blocks.end());
+  }
+  WriteNumbers(out, "held_blocks", device_blocks);
+  out << ',';
+  WriteNumbers(out, "held_host_blocks", host_blocks);
 }
 
 }  // namespace
@@ -87,35 +146,24 @@ std::string EngineCore::DumpState() const {
   WriteArray(out, "requests", held,
              [&out](const Request* request) { WriteRequest(out, *request); });
   out << ',';
-  const BlockPool& pool = cache_.pool();
-  const PrefixIndex& index = cache_.index();
-  std::vector<BlockId> referenced;
-  std::vector<NodeId> nodes;
-  for (BlockId block = 1; block < pool.num_blocks(); ++block) {
-    if (pool.reference_count(block) > 0) {
-      referenced.push_back(block);
-    }
-    if (pool.node(block) != kNoNode) {
-      nodes.push_back(pool.node(block));
-    }
+  WriteArray(out, "running", running_, [&out](Handle handle) { out << handle; });
+  out << ',';
+  std::vector<const StepHolds*> holds;
+  std::vector<BlockId> left_blocks;
+  for (const BufferSet& set : sets_) {
+    holds.push_back(&set.holds);
+    left_blocks.insert(left_blocks.end(), set.left_blocks.begin(), set.left_blocks.end());
   }
-  WriteNumbers(out, "clean_blocks", pool.clean_blocks());
+  WriteHolds(out, holds, left_blocks);
   out << ',';
-  WriteNumbers(out, "cached_blocks", pool.CachedBlocks());
+  WritePool(out, "device", cache_.device());
   out << ',';
-  WriteArray(out, "referenced_blocks", referenced, [&out, &pool](BlockId block) {
-    out << '[' << block << ',' << pool.reference_count(block) << ']';
-  });
+  WritePool(out, "host", cache_.host());
   out << ',';
-  WriteArray(out, "nodes", nodes, [&out, &index](NodeId node) {
-    const ParentKey parent = index.parent(node);
-    out << "{\"node\":" << node << ",\"block\":" << index.block(node)
-        << ",\"scope\":" << index.scope(node)
-        << ",\"parent\":" << (parent.is_root() ? kNoNode : parent.node())
-        << ",\"num_children\":" << index.num_children(node) << '}';
-  });
+  WriteNodes(out, cache_.index());
   out << '}';
   return out.Take();
 }
+
 
 }  // namespace antiphon

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "antiphon/request_table.h"
 #include "antiphon/types.h"
@@ -35,10 +36,12 @@ struct StepBuffers {
   std::int32_t* num_tokens = nullptr;       // [B], the executor's
   std::int32_t* result = nullptr;           // [B, 4]
   std::int32_t max_table_deltas = 0;        // D
+  std::int32_t max_copies = 0;              // C
 };
 
 inline constexpr std::int32_t kResultColumns = 4;
 inline constexpr std::int32_t kTableDeltaColumns = 3;
+inline constexpr std::int32_t kCopyColumns = 5;
 
 // Table deltas that a row needs to let the device know all blocks of `chain` up to `num_blocks`.
 inline std::int32_t NumTableDeltas(const BlockChain& chain, std::int32_t num_blocks) {
@@ -56,13 +59,13 @@ class PlanWriter {
   // `buffers` outlives the writer.
   PlanWriter(const StepBuffers& buffers, std::int32_t block_tokens);
 
-  // Adds a row that computes the request's next `q_len` tokens. `is_first`: it is the request's
-  // first. Brings the chain's device block table up to date. REQUIRES: the chain has blocks for
-  // those tokens; they are known
-  void AddRow(Request& request, std::int32_t q_len, bool is_first);
+  // Adds a row that computes the request's next `q_len` tokens. Where a token is not known yet, the
+  // device is told to read what its slot sampled last. Brings the chain's device block table up to
+  // date. REQUIRES: the chain has blocks for those tokens
+  void AddRow(Request& request, std::int32_t q_len);
 
-  // Completes the header.
-  void Finish(StepId step);
+  // Writes the step's copies and completes the header.
+  void Finish(StepId step, std::span<const CopyOp> copies);
 
   std::int32_t num_rows() const { return num_rows_; }
 

@@ -1,10 +1,19 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "antiphon/types.h"
 
 namespace antiphon {
+
+// How prompts share the tokens of a step.
+enum class ChunkPolicy : std::uint8_t {
+  kFirstComeFirstServed,  // in the order of their right to run, each as much as is left
+  kEqualProgress,         // a unit each in turn, until nothing is left
+};
+
+const char* PolicyName(ChunkPolicy policy);
 
 struct BatchLimits {
   std::int32_t block_tokens = 0;
@@ -13,8 +22,15 @@ struct BatchLimits {
   std::int32_t chunk_tokens = 0;  // 0: only max_step_tokens bounds a chunk
 };
 
-// Packs one step: how many tokens each request computes under the step's limits, first come first
-// served. Rows are offered in the order of their right to run.
+// A prompt's part of a step.
+struct Chunk {
+  std::int32_t start = 0;      // position of the first token
+  std::int32_t remaining = 0;  // tokens from there to the prompt's end, at least 1
+  std::int32_t q_len = 0;      // what it gets
+};
+
+// Packs one step: how many tokens each request computes under the step's limits. Rows are offered
+// in the order of their right to run.
 //
 // Invariants:
 //  1. Rows, tokens and table deltas taken never exceed their limits.
@@ -31,10 +47,22 @@ class MicroBatcher {
   void Begin(std::int32_t max_table_deltas);
 
   // Tokens that a prompt may compute now, from `start`, of which `remaining` are left; 0: none.
-  // REQUIRES: start is on a block edge, remaining >= 1
+  // REQUIRES: remaining >= 1
   std::int32_t ChunkFor(std::int32_t start, std::int32_t remaining) const;
 
-  // Whether a row fits; takes it if so.
+  // Shares the tokens that are left among prompts: a unit (chunk_tokens, or a block) each in turn,
+  // up to block edges, until nothing fits. Takes nothing. O(chunks + tokens / unit).
+  void ShareEqually(std::span<Chunk> chunks) const;
+
+  // Whether `num_prompts` can get a unit each of what is left.
+  bool HasUnitsFor(std::int32_t num_prompts) const { return num_prompts * unit_ <= tokens_left_; }
+
+  // Whether a row fits.
+  bool Fits(std::int32_t num_tokens, std::int32_t num_table_deltas) const {
+    return rows_left_ > 0 && num_tokens <= tokens_left_ && num_table_deltas <= table_deltas_left_;
+  }
+
+  // Takes a row if it fits, and returns whether it did.
   bool Take(std::int32_t num_tokens, std::int32_t num_table_deltas);
 
   // Requests that may run at once: no more than leave a whole block of the budget to a prompt when
@@ -47,6 +75,7 @@ class MicroBatcher {
  private:
   BatchLimits limits_;
   std::int32_t chunk_limit_;
+  std::int32_t unit_;
   std::int32_t max_running_;
   std::int32_t rows_left_ = 0;
   std::int32_t tokens_left_ = 0;

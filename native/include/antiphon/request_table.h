@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -12,12 +13,25 @@ enum class RequestState : std::uint8_t {
   kFree,        // no request
   kQueued,      // waits for memory, a slot and budget
   kWaitLeader,  // waits for another request's prompt
-  kPrefill,     // admitted; its prompt is being computed
+  kPaused,      // ran, and had to make room; waits like kQueued
+  kOnload,      // admitted; blocks of its prefix are still being brought from the host
+  kPrefill,     // admitted; known tokens are being computed
   kDecode,      // admitted; every step gives a token
   kDraining,    // ended, with a row in flight: its blocks are held until that step is committed
 };
 
 const char* StateName(RequestState state);
+
+// Why a waiting request was not admitted when it was last looked at. While it can't have changed,
+// the request isn't looked at again.
+struct Refusal {
+  bool stands = false;
+  std::uint64_t num_changes = 0;  // of the cache
+  std::int32_t headroom = 0;      // blocks
+  std::int32_t num_matched = 0;   // whole blocks of its prefix that were found
+  NodeId tip = kNoNode;           // the last of those
+  std::uint64_t tip_uid = 0;
+};
 
 // One output that is being made. Counts are tokens unless they say otherwise.
 struct Request {
@@ -27,14 +41,17 @@ struct Request {
 
   std::uint64_t arrival = 0;
   std::int32_t priority = 0;
+  std::uint64_t session = 0;  // 0: none
   Handle leader = 0;
   std::vector<Handle> followers;
 
-  std::vector<TokenId> tokens;  // prompt, then output
-  std::vector<std::uint64_t> prompt_hashes;
+  std::vector<TokenId> tokens;              // prompt, then output
+  std::vector<std::uint64_t> block_hashes;  // of whole blocks, as far as they were needed
   std::int32_t num_prompt = 0;
   std::int32_t num_computed = 0;  // leading tokens whose KV is there or being computed
   std::int32_t num_inflight = 0;  // of those: planned, not committed
+  std::int32_t num_pending = 0;   // output tokens that steps in flight will bring
+  std::int32_t num_reached = 0;   // the most that were ever computed
   std::int32_t num_steps = 0;
 
   std::int32_t max_output = 0;    // what the caller allows
@@ -48,19 +65,42 @@ struct Request {
   std::int32_t adapter = 0;
 
   SlotId slot = kNoSlot;
-  std::int32_t num_wanted = 0;         // while it drains: leading tokens worth keeping
-  std::int32_t num_blocks_needed = 0;  // to completion
+  bool started = false;   // has had its first row
+  bool new_slot = false;  // its next row is the first in its slot
+  std::int32_t num_valid = 0;        // while it drains: leading tokens with KV when it ended
+  std::int32_t num_wanted = 0;       // while it drains: leading tokens worth keeping
+  std::int32_t blocks_to_completion = 0;
+  std::int32_t blocks_promised = 0;  // while it runs
+  std::int64_t planned_in = 0;       // the plan that last gave it a row or passed it over
+  std::int64_t refused_in = 0;       // the plan that first refused it for want of memory; 0: none
+  std::int32_t num_bypassed = 0;     // requests behind it that were admitted since
+  Refusal refusal;
   BlockChain chain;
 
   std::int32_t num_known() const { return static_cast<std::int32_t>(tokens.size()); }
   std::int32_t num_output() const { return num_known() - num_prompt; }
   std::int32_t num_settled() const { return num_computed - num_inflight; }
+  // Tokens to compute, those included that are not known yet.
+  std::int32_t num_remaining() const { return num_known() + num_pending - num_computed; }
+  std::int32_t num_blocks() const { return static_cast<std::int32_t>(chain.blocks.size()); }
+  // Blocks that it was promised and has yet to take.
+  std::int32_t num_reserved() const { return std::max(blocks_promised - num_blocks(), 0); }
   bool waiting() const {
-    return state == RequestState::kQueued || state == RequestState::kWaitLeader;
+    return state == RequestState::kQueued || state == RequestState::kWaitLeader ||
+           state == RequestState::kPaused;
   }
-  bool running() const { return state == RequestState::kPrefill || state == RequestState::kDecode; }
+  bool running() const {
+    return state == RequestState::kOnload || state == RequestState::kPrefill ||
+           state == RequestState::kDecode;
+  }
   // Whether it has not ended: it waits or runs.
   bool live() const { return waiting() || running(); }
+  // Whether its blocks can't be freed now, because a step in flight uses them.
+  bool fenced() const { return num_inflight > 0; }
+  // Whether its right to run is higher than another's.
+  bool precedes(const Request& other) const {
+    return priority != other.priority ? priority > other.priority : arrival < other.arrival;
+  }
 };
 
 // A slab of requests. A handle names one request for ever: its place is used again with a new

@@ -19,6 +19,7 @@ using Handle = std::uint64_t;  // index | generation << 32, never 0
 
 // Block 0 belongs to no request: rows that pad a step write there.
 inline constexpr BlockId kScratchBlock = 0;
+inline constexpr TokenId kUnknownToken = -1;  // a step in flight will bring it
 inline constexpr BlockId kNoBlock = -1;
 inline constexpr NodeId kNoNode = -1;
 inline constexpr SlotId kNoSlot = -1;
@@ -105,6 +106,12 @@ class NeverFitsError : public std::invalid_argument {
  private:
   std::int64_t needed_;
   std::int64_t available_;
+};
+
+// Requests wait, nothing runs, and nothing is on its way that would change that.
+class StalledError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
 };
 
 // As many requests as the core can hold are there already.

@@ -17,6 +17,15 @@ namespace antiphon {
 // Not thread-safe. All operations are O(log n); looking at the head is O(1).
 class WaitQueue {
  public:
+  struct Key {
+    std::int64_t negated_priority;
+    std::uint64_t arrival;
+    Handle handle;
+    auto operator<=>(const Key&) const = default;
+  };
+  // In order; removing a request leaves the iterators of others good.
+  using Iterator = std::set<Key>::const_iterator;
+
   void Add(const Request& request);
 
   // Removes it if it is there.
@@ -25,19 +34,12 @@ class WaitQueue {
   bool empty() const { return order_.empty(); }
   std::size_t size() const { return order_.size(); }
 
-  // REQUIRES: !empty()
-  Handle head() const { return order_.begin()->handle; }
+  Iterator begin() const { return order_.begin(); }
+  Iterator end() const { return order_.end(); }
 
   bool Contains(const Request& request) const { return order_.contains(KeyOf(request)); }
 
  private:
-  struct Key {
-    std::int64_t negated_priority;
-    std::uint64_t arrival;
-    Handle handle;
-    auto operator<=>(const Key&) const = default;
-  };
-
   static Key KeyOf(const Request& request);
 
   std::set<Key> order_;

@@ -1,0 +1,235 @@
+// Committing a step, and ends of all kinds. A request that ends with a row in flight keeps its
+// blocks, its slot and its place until that row is committed, and the row's result is void.
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "antiphon/engine_core.h"
+
+namespace antiphon {
+
+namespace {
+
+constexpr std::int32_t kKeepAll = std::numeric_limits<std::int32_t>::max();
+
+}  // namespace
+
+void EngineCore::Commit(StepId step) {
+  Check(num_steps_in_flight_ > 0 && step == last_step_ - num_steps_in_flight_ + 1,
+        "a step is committed that is not the oldest in flight");
+  BufferSet& set = SetOf(step);
+  const StepBuffers& buffers = set.buffers;
+  bool has_ended = false;
+  for (std::size_t row = 0; row < set.rows.size(); ++row) {
+    std::int32_t* result = buffers.result + row * kResultColumns;
+    std::fill_n(result, kResultColumns, 0);
+    CommitRow(set.rows[row], buffers.tokens[row], buffers.num_tokens[row], result);
+    has_ended = has_ended || result[1] != 0;
+  }
+  if (has_ended) {
+    std::erase_if(running_, [this](Handle handle) {
+      const Request* request = requests_.Find(handle);
+      return request == nullptr || !request->running();
+    });
+  }
+  cache_.EndStep(set.holds);
+  for (const BlockId block : set.left_blocks) {
+    cache_.DropReference(block);
+  }
+  set.left_blocks.clear();
+  set.step = 0;
+  --num_steps_in_flight_;
+}
+
+EngineCore::BufferSet& EngineCore::SetOf(StepId step) {
+  const auto set = std::ranges::find(sets_, step, &BufferSet::step);
+  ANTIPHON_CHECK(set != sets_.end());
+  return *set;
+}
+
+void EngineCore::CommitRow(const PlannedRow& row, TokenId token, std::int32_t num_tokens,
+                           std::int32_t* result) {
+  Request* found = requests_.Find(row.handle);
+  ANTIPHON_CHECK(found != nullptr);  // a request with a row in flight keeps its place
+  Request& request = *found;
+  request.num_inflight -= row.q_len;
+  request.num_pending -= row.samples ? 1 : 0;
+  if (row.epoch != request.epoch) {
+    if (request.num_inflight == 0) {
+      Free(request, request.num_valid, request.num_wanted);
+    }
+    return;
+  }
+  Publish(request);
+  if (row.ends_prompt) {
+    PublishPromptTail(request);
+    WakeFollowers(request);
+  }
+  result[3] = request.num_steps;
+  if (!row.samples) {
+    return;
+  }
+  Check(num_tokens == 1 && token >= 0, "a row that samples brought no token");
+  const FinishReason reason = AppendToken(request, token);
+  result[0] = 1;
+  result[1] = static_cast<std::int32_t>(reason);
+  result[2] = request.num_output();
+  if (reason == FinishReason::kNone) {
+    return;
+  }
+  if (request.fenced()) {
+    Drain(request, kKeepAll);
+  } else {
+    Free(request, request.num_settled(), kKeepAll);
+  }
+}
+
+void EngineCore::Publish(Request& request) {
+  if (!cache_.reuses_prefixes()) {
+    return;
+  }
+  const auto width = static_cast<std::size_t>(config_.block_tokens);
+  BlockChain& chain = request.chain;
+  while ((chain.num_published + 1) * config_.block_tokens <= request.num_settled()) {
+    const auto index = static_cast<std::size_t>(chain.num_published);
+    const auto tokens = std::span<const TokenId>(request.tokens).subspan(index * width, width);
+    if (index == request.block_hashes.size()) {
+      request.block_hashes.push_back(HashTokens(tokens));
+    }
+    ReleaseLater(cache_.PublishNext(chain, request.block_hashes[index], tokens));
+  }
+}
+
+// The outputs that wait for this prompt go on from its last token, not from its last whole block.
+void EngineCore::PublishPromptTail(const Request& request) {
+  const std::int32_t start = request.chain.num_published * config_.block_tokens;
+  if (request.followers.empty() || start >= request.num_prompt ||
+      request.num_settled() < request.num_prompt) {
+    return;
+  }
+  cache_.PublishPartial(request.chain,
+                        std::span<const TokenId>(request.tokens)
+                            .subspan(static_cast<std::size_t>(start),
+                                     static_cast<std::size_t>(request.num_prompt - start)));
+}
+
+// Drops a block that a chain has left, when the last step that may touch it is committed.
+void EngineCore::ReleaseLater(BlockId block) {
+  if (block == kNoBlock) {
+    return;
+  }
+  if (num_steps_in_flight_ > 1) {
+    SetOf(last_step_).left_blocks.push_back(block);
+  } else {
+    cache_.DropReference(block);
+  }
+}
+
+FinishReason EngineCore::AppendToken(Request& request, TokenId token) {
+  request.tokens.push_back(token);
+  ++num_generated_;
+  if (std::ranges::binary_search(request.end_ids, token)) {
+    return FinishReason::kEndId;
+  }
+  if (std::ranges::binary_search(request.stop_ids, token)) {
+    return FinishReason::kStopId;
+  }
+  if (request.num_output() >= request.max_output) {
+    return FinishReason::kMaxOutputTokens;
+  }
+  if (request.num_output() >= request.output_limit) {
+    return FinishReason::kContextFull;
+  }
+  return FinishReason::kNone;
+}
+
+void EngineCore::WakeFollowers(Request& request) {
+  for (const Handle handle : std::exchange(request.followers, {})) {
+    Request& follower = *requests_.Find(handle);
+    follower.state = RequestState::kQueued;
+    queue_.Add(follower);
+  }
+}
+
+bool EngineCore::Abort(Handle handle) {
+  Request* request = requests_.Find(handle);
+  if (request == nullptr || !request->live()) {
+    return false;
+  }
+  End(*request, kKeepAll);
+  return true;
+}
+
+bool EngineCore::Finish(Handle handle, std::int32_t keep_output_tokens) {
+  if (keep_output_tokens < 0) {
+    throw std::invalid_argument("keep_output_tokens must not be negative");
+  }
+  Request* request = requests_.Find(handle);
+  if (request == nullptr || !request->live()) {
+    return false;
+  }
+  End(*request, request->num_prompt + std::min(keep_output_tokens, request->num_output()));
+  return true;
+}
+
+// Ends a request from outside.
+void EngineCore::End(Request& request, std::int32_t num_wanted) {
+  if (request.waiting()) {
+    --num_waiting_;
+    num_paused_ -= request.state == RequestState::kPaused ? 1 : 0;
+    queue_.Remove(request);
+    if (Request* leader = requests_.Find(request.leader); leader != nullptr) {
+      std::erase(leader->followers, request.handle);
+    }
+  } else {
+    std::erase(running_, request.handle);
+  }
+  if (request.fenced()) {
+    Drain(request, num_wanted);
+  } else {
+    Free(request, request.num_settled(), num_wanted);
+  }
+}
+
+// What is in flight may still be written, but counts for nothing.
+void EngineCore::Drain(Request& request, std::int32_t num_wanted) {
+  WakeFollowers(request);
+  request.state = RequestState::kDraining;
+  request.num_valid = request.num_settled();
+  request.num_wanted = num_wanted;
+  ++request.epoch;
+}
+
+void EngineCore::Free(Request& request, std::int32_t num_valid, std::int32_t num_wanted) {
+  WakeFollowers(request);
+  GiveBack(request);
+  scopes_.DropUse(request.chain.scope);
+  const NodeId tip = ReleaseChain(request, num_valid, num_wanted);
+  if (request.session != 0) {
+    sessions_.SetTip(request.session, tip);
+  }
+  requests_.Remove(request);
+}
+
+// The only place where a request's reservation and slot are given back.
+void EngineCore::GiveBack(Request& request) {
+  if (request.slot == kNoSlot) {
+    return;
+  }
+  capacity_.Settle(request.num_reserved());
+  request.blocks_promised = 0;
+  free_slots_.push_back(request.slot);
+  request.slot = kNoSlot;
+}
+
+// The only place where a request's blocks are given back. Of its tokens, the first `num_valid` have
+// KV and the first `num_wanted` are worth keeping. Returns the node that it leaves behind.
+NodeId EngineCore::ReleaseChain(Request& request, std::int32_t num_valid,
+                                std::int32_t num_wanted) {
+  return cache_.Release(
+      request.chain,
+      std::span<const TokenId>(request.tokens).first(static_cast<std::size_t>(num_valid)),
+      num_wanted);
+}
+
+}  // namespace antiphon
