@@ -86,8 +86,8 @@ def test_fault_02_two_loads_from_the_host_do_not_lock_each_other_out(policy):
     ]
     driver.run(constant)
 
-    assert evicted_to_host >= 512 + 736
-    assert driver.stats()["num_onloads_total"] >= 512
+    assert evicted_to_host >= 1200
+    assert driver.stats()["num_onloads_total"] >= 1000
     assert [len(driver.ended[handle].outputs) for handle in handles] == [20, 20]
 
 
@@ -307,9 +307,12 @@ def test_fault_12_paused_requests_resume_in_the_order_in_which_they_came():
     assert len(resumed) >= 2
 
 
-@pytest.mark.parametrize("chunk_policy", _native.CHUNK_POLICIES)
+@pytest.mark.parametrize(
+    ("chunk_policy", "chunk_tokens"),
+    [("first_come_first_served", 64), ("equal_progress", 0), ("equal_progress", 64)],
+)
 @pytest.mark.parametrize("run_ahead", [0, 1])
-def test_case_g4_o4_one_giant_prompt_stops_nobody(chunk_policy, run_ahead):
+def test_case_g4_o4_one_giant_prompt_stops_nobody(chunk_policy, chunk_tokens, run_ahead):
     shape = CoreShape(
         num_blocks=400,
         block_tokens=16,
@@ -317,7 +320,7 @@ def test_case_g4_o4_one_giant_prompt_stops_nobody(chunk_policy, run_ahead):
         max_step_tokens=128,
         max_context_tokens=2048,
         max_requests=64,
-        chunk_tokens=64,
+        chunk_tokens=chunk_tokens,
         chunk_policy=chunk_policy,
         run_ahead=run_ahead,
     )

@@ -139,7 +139,7 @@ def test_fault_33_tenants_never_read_each_other_through_the_host(num_buffer_sets
         TIGHT,
         run_ahead=2,
         num_buffer_sets=num_buffer_sets,
-        num_host_blocks=10,
+        num_host_blocks=24,
         capacity_policy="max_utilization",
     )
     driver, rng = CoreDriver(shape, seed=seed), random.Random(seed)

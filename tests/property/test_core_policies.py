@@ -180,7 +180,7 @@ def test_blocks_of_higher_retention_outlive_others():
         model.submit(ask)
         model.run(ones)
 
-    model.submit(Ask(prompt=prompt(33, 9), scope=scope, max_output=1))
+    model.submit(Ask(prompt=prompt(21, 9), scope=scope, max_output=1))
     model.run(ones)
 
     assert [kept_tokens(model, scope, ask.prompt) for ask in asks] == [16, 0, 16]
@@ -216,7 +216,7 @@ def test_what_a_session_was_rewound_behind_is_evicted_first():
     model.run(ones)
 
     assert model.core.rewind_session(7, 16)
-    model.submit(Ask(prompt=prompt(33, 3), scope=scope, max_output=1))
+    model.submit(Ask(prompt=prompt(25, 3), scope=scope, max_output=1))
     model.run(ones)
 
     assert kept_tokens(model, scope, older.prompt) == 16
@@ -235,7 +235,7 @@ def test_branch_of_a_fork_keeps_the_path_that_another_session_left():
     model.submit(Ask(prompt=prompt(17, 2), scope=scope, max_output=1, session=3))
     model.run(ones)
     model.core.close_session(3)
-    model.submit(Ask(prompt=prompt(45, 4), scope=scope, max_output=1))
+    model.submit(Ask(prompt=prompt(41, 4), scope=scope, max_output=1))
     model.run(ones)
 
     assert kept_tokens(model, scope, kept.prompt) == 16

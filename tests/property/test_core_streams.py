@@ -20,6 +20,9 @@ ROOMY = CoreShape(
     max_step_tokens=16,
     max_context_tokens=48,
     max_requests=16,
+    partial_reuse=False,
+    prefix_deferral=False,
+    bypass_requests=0,
 )
 
 
@@ -83,6 +86,9 @@ def variants() -> list[CoreShape]:
             max_requests=16,
             chunk_tokens=chunk_tokens,
             prefix_reuse=reuse,
+            partial_reuse=False,
+            prefix_deferral=False,
+            bypass_requests=0,
         )
         for num_blocks, max_rows, max_step_tokens, chunk_tokens, reuse in itertools.product(
             [13, 65], [1, 4], [5, 64], [0, 4], [True, False]
@@ -144,7 +150,7 @@ def test_uniforms_are_spread_evenly():
 
 
 def test_hits_that_no_request_holds_cost_as_much_as_new_blocks():
-    shape = CoreShape(num_blocks=5, block_tokens=2, max_context_tokens=8)
+    shape = replace(ROOMY, num_blocks=5, block_tokens=2, max_context_tokens=8)
     model = CoreModel(shape)
     scope = model.scope("one")
     cached = Ask(prompt=(1, 2, 3, 4, 5), scope=scope, max_output=1)

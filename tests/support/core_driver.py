@@ -155,6 +155,7 @@ class CoreDriver:
             assert result[:3] == [0, 0, 0]
             return
         request.outputs.append(int(step.buffers["tokens"][row.index, 0]))
+        request.uniforms.append(float(step.buffers["uniform"][row.index]))
         request.finish = request.finish_reason(self.shape)
         assert result[:3] == [1, request.finish, len(request.outputs)], "I19: a result is wrong"
         if request.finish != _native.FINISH_NONE:

@@ -15,6 +15,8 @@ class EventReader:
 
     core: _native.EngineCore
     known: dict[int, Place] = field(default_factory=dict)
+    roots: dict[int, int] = field(default_factory=dict)
+    """What each scope's first blocks name as their parent."""
     sequence: int = 0
     num_events: int = 0
     num_losses: int = 0
@@ -38,15 +40,15 @@ class EventReader:
             self.read(64)
         sequence, blocks = self.core.kv_snapshot()
         assert sequence == self.sequence, "I10: the snapshot is of another moment"
-        assert self.known == _places(blocks), "I10: the replay is not what the index has"
+        assert self.known == self._places(blocks), "I10: the replay is not what the index has"
 
     def _resume(self) -> None:
         self.num_losses += 1
         self.sequence, blocks = self.core.kv_snapshot()
-        self.known = _places(blocks)
+        self.known = self._places(blocks)
 
     def _apply(self, kind: int, path_hash: int, place: Place) -> None:
-        parent, _, tiers = place
+        _, _, tiers = place
         if kind == REMOVED:
             assert path_hash in self.known, "I10: removed, and was not there"
             del self.known[path_hash]
@@ -54,16 +56,21 @@ class EventReader:
                 "I10: removed before its children"
             )
             return
-        assert parent == 0 or parent in self.known, "I10: stored below nothing"
+        assert self._is_known(place, self.known), "I10: stored below nothing"
         assert tiers, "I10: stored nowhere"
         assert (path_hash in self.known) == (kind == MOVED), "I10: stored twice, or moved from none"
         self.known[path_hash] = place
 
+    def _is_known(self, place: Place, known: dict[int, Place]) -> bool:
+        """Whether a block lies below one that is known, or at its scope's root."""
+        parent, scope, _ = place
+        return parent in known or self.roots.setdefault(scope, parent) == parent
 
-def _places(blocks: list[tuple[int, int, int, int, int]]) -> dict[int, Place]:
-    places: dict[int, Place] = {}
-    for path_hash, parent, scope, tiers, _priority in blocks:
-        assert parent == 0 or parent in places, "I10: a snapshot names a child before its parent"
-        assert path_hash not in places, "I10: a snapshot names a block twice"
-        places[path_hash] = (parent, scope, tiers)
-    return places
+    def _places(self, blocks: list[tuple[int, int, int, int, int]]) -> dict[int, Place]:
+        places: dict[int, Place] = {}
+        for path_hash, parent, scope, tiers, _priority in blocks:
+            place = (parent, scope, tiers)
+            assert self._is_known(place, places), "I10: a snapshot has a child before its parent"
+            assert path_hash not in places, "I10: a snapshot names a block twice"
+            places[path_hash] = place
+        return places

@@ -123,7 +123,7 @@ class Fairness:
 
     def _check_decodes(self, planning: Planning, requests: Requests) -> None:
         """Under a promise of memory, whoever generates is in every step until its last token."""
-        if self._shape.capacity_policy == "max_utilization":
+        if self._shape.capacity_policy == "max_utilization" or self._shape.pause_every:
             return
         rows = {row.handle for row in planning.step.rows} if planning.step else set()
         for handle in planning.was_running - planning.paused - rows:

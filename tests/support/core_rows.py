@@ -21,8 +21,6 @@ def read_step(step_id: int, buffers: Buffers, requests: Requests, shape: CoreSha
         request.computed = row.end
         request.num_rows += 1
         request.num_known += row.samples
-        if row.samples:
-            request.uniforms.append(float(buffers["uniform"][index]))
         rows.append(row)
     new = [row.index for row in rows if row.is_new]
     num_inits = buffers["header"][_native.HEADER_NUM_SLOT_INITS]

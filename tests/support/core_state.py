@@ -129,8 +129,7 @@ class CoreState:
         """What GUARANTEED_NO_EVICT has promised."""
         assert self.num_reserved <= self.num_available, "I15: more is promised than there is"
         needed = sum(
-            max(request.num_promised - len(request.blocks), 0)
-            for request in self.requests.values()
+            max(request.num_promised - len(request.blocks), 0) for request in self.requests.values()
         )
         assert self.num_reserved == needed, "I15: the promise is not the sum of what is to come"
 

@@ -191,6 +191,7 @@ class ModelRequest:
     history: History
     """What the device knows in this epoch: more than the outputs, when steps are in flight."""
     uniforms: list[float] = field(default_factory=list)
+    """The draw behind each output."""
     finish: int = _native.FINISH_NONE
     epoch: int = 1
     """Grows with each pause."""
