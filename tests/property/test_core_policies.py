@@ -53,6 +53,23 @@ def test_equal_progress_gives_each_prompt_a_unit_in_turn():
     assert q_lens(model) == {handles[0]: 8, handles[1]: 8}
 
 
+@pytest.mark.parametrize("chunk_tokens", [0, 8, 12, 16])
+def test_equal_progress_goes_on_where_less_than_a_unit_is_left(chunk_tokens):
+    shape = replace(
+        ROOMY, chunk_policy="equal_progress", chunk_tokens=chunk_tokens, max_step_tokens=8
+    )
+    model = CoreModel(shape)
+    scope = model.scope("one")
+    model.submit(Ask(prompt=prompt(4, 1), scope=scope, max_output=40))
+    model.step(ones)
+
+    newcomer = model.submit(Ask(prompt=prompt(20, 2), scope=scope, max_output=2))
+    for _ in range(8):
+        model.step(ones)
+
+    assert newcomer in model.ended, "a prompt waits for those who decode"
+
+
 def test_static_batch_lets_nobody_in_until_the_batch_has_ended():
     model = CoreModel(replace(ROOMY, capacity_policy="static_batch"))
     scope = model.scope("one")
@@ -316,7 +333,7 @@ def test_reader_that_fell_behind_goes_on_from_a_snapshot():
 
 
 def test_reader_that_keeps_up_loses_nothing():
-    shape = replace(ROOMY, num_blocks=13, num_host_blocks=4, num_kv_events=8)
+    shape = replace(ROOMY, num_blocks=13, num_host_blocks=4, num_kv_events=32)
     model = CoreModel(shape)
     scope = model.scope("one")
     for first in range(8):

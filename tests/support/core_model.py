@@ -12,7 +12,6 @@ from support.core_driver import CoreDriver
 from support.core_events import EventReader
 from support.core_fairness import RUNNING, Fairness, Planning
 from support.core_fences import Fences
-from support.core_state import CoreState
 from support.core_values import CoreShape, History
 
 _COUNTERS = ("num_preemptions_total", "num_evictions_total")
@@ -53,8 +52,8 @@ class CoreModel(CoreDriver):
             self._check_reuse(planning)
         if self.shape.exact:
             self._fairness.check_exactly(planning, self.requests)
-        if self.now_us == self._last_plan_us:
-            self._check_evictions(before, after)
+        if self.now_us == self._last_plan_us and not planning.paused:
+            self._check_evictions(planning)
         self._last_plan_us = self.now_us
         return planned
 
@@ -131,8 +130,9 @@ class CoreModel(CoreDriver):
             least = min(naive.device_tokens, longest // width * width)
             assert row.start >= least, "I8: less is reused than there is"
 
-    def _check_evictions(self, before: CoreState, after: CoreState) -> None:
+    def _check_evictions(self, planning: Planning) -> None:
         """I9: evicted is the leaf of least (priority, last use)."""
+        before, after = planning.before, planning.after
         cached = set(before.cached)
         parents = {node.parent for node in before.nodes.values() if node.block != -1}
         kept, evicted = [], []
@@ -144,6 +144,7 @@ class CoreModel(CoreDriver):
                 evicted.append(node)
             elif now == node and node.block in after.cached and node.node not in parents:
                 kept.append(node)
+        assert planning.counters["num_evictions_total"] == len(evicted), "I9: miscounted"
         if not kept or not evicted:
             return
         most = max((node.level, node.last_use) for node in evicted)

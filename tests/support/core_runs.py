@@ -80,7 +80,8 @@ class ConversationRun:
         unfinished = [
             row for row in step.rows if row.flags & _native.FLAG_PREFILL and not row.samples
         ]
-        unknown = (step.buffers["input_ids"][: step.rows[-1].token_slice.stop] == -1).sum()
+        num_tokens = int(step.buffers["header"][_native.HEADER_NUM_TOKENS])
+        unknown = (step.buffers["input_ids"][:num_tokens] == -1).sum()
         self._counters["steps that someone waits through"] += waits > 0
         self._counters["prompts side by side"] += len(unfinished) > 1
         self._counters["chunks that are not the last"] += len(unfinished)
