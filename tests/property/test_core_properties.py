@@ -217,23 +217,23 @@ class FullCoreMachine(CoreMachine):
 
     shapes = shapes()
 
-    @rule(session=st.integers(1, 3), new_session=st.integers(1, 4))
+    @rule(session=st.integers(1, 3), new_session=st.integers(4, 5))
     def fork_session(self, session: int, new_session: int) -> None:
         core = self.model.core
         if core.fork_session(session, new_session):
-            assert core.fork_session(new_session, new_session), "I26: a fork has no tip"
+            assert core.rewind_session(new_session, 99), "I26: a fork has no tip"
 
-    @rule(session=st.integers(1, 4), num_tokens=st.integers(0, 16))
+    @rule(session=st.integers(1, 5), num_tokens=st.integers(0, 16))
     def rewind_session(self, session: int, num_tokens: int) -> None:
         self.model.core.rewind_session(session, num_tokens)
 
-    @rule(session=st.integers(1, 4))
+    @rule(session=st.integers(1, 5))
     def close_session(self, session: int) -> None:
         core = self.model.core
         core.close_session(session)
         assert not core.close_session(session), "I5: a session is closed twice"
         assert not core.rewind_session(session, 4), "I26: a closed session has a tip"
-        assert not core.fork_session(session, 4), "I26: a closed session is forked"
+        assert not core.fork_session(session, 6), "I26: a closed session is forked"
 
     @rule(limit=st.integers(1, 8))
     @precondition(lambda self: self.model.shape.num_kv_events)
@@ -246,7 +246,7 @@ class FullCoreMachine(CoreMachine):
         self.model.events.catch_up()
 
     def close_sessions(self) -> None:
-        for session in range(1, 5):
+        for session in range(1, 6):
             self.model.core.close_session(session)
         if self.model.shape.num_kv_events:
             self.model.events.catch_up()
