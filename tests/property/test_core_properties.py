@@ -1,5 +1,6 @@
 """The native core against plain rules, over random histories on pools of a few blocks."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -252,11 +253,35 @@ class FullCoreMachine(CoreMachine):
             self.model.events.catch_up()
 
 
-@pytest.mark.parametrize(("machine", "num_examples"), [(CoreMachine, 120), (FullCoreMachine, 300)])
+PLAIN_FEATURES = ("num_reused_tokens_total", "num_evictions_total", "num_generated_tokens_total")
+ALL_FEATURES = (
+    *PLAIN_FEATURES,
+    "num_preemptions_total",
+    "num_recomputed_tokens_total",
+    "num_offloads_total",
+    "num_onloads_total",
+    "num_copies_on_write_total",
+    "num_deferrals_total",
+    "num_bypasses_total",
+)
+
+
+@pytest.mark.parametrize(
+    ("machine", "num_examples", "features"),
+    [(CoreMachine, 120, PLAIN_FEATURES), (FullCoreMachine, 300, ALL_FEATURES)],
+)
 @pytest.mark.timeout(0)
-def test_core_keeps_its_invariants_over_random_histories(machine, num_examples, scale):
+def test_core_keeps_its_invariants_over_random_histories(machine, num_examples, features, scale):
+    counters: Counter[str] = Counter()
+
+    class CountedMachine(machine):
+        def teardown(self) -> None:
+            super().teardown()
+            if self.model is not None:
+                counters.update(self.model.stats())
+
     run_state_machine_as_test(
-        machine,
+        CountedMachine,
         settings=settings(
             max_examples=num_examples * scale,
             stateful_step_count=40,
@@ -265,3 +290,5 @@ def test_core_keeps_its_invariants_over_random_histories(machine, num_examples, 
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+    assert [name for name in features if not counters[name]] == [], "a feature went unused"
