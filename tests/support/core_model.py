@@ -79,12 +79,8 @@ class CoreModel(CoreDriver):
             return
         naive = self.state().match(self.ghost, History(scope, tokens))
         found = self.core.match_prefix(scope, np.array(tokens, np.int32))
-        if self.shape.miss_every:
-            assert found in (0, naive.whole_tokens)
-        else:
-            assert naive.device_tokens <= found <= naive.whole_tokens, (
-                "I8: not the longest published prefix"
-            )
+        least = 0 if self.shape.miss_every else naive.device_tokens
+        assert least <= found <= naive.whole_tokens, "I8: not the longest published prefix"
 
     def check_empty(self) -> None:
         """I25: with no request and no session, nothing is held, and a flush leaves nothing."""
@@ -115,8 +111,8 @@ class CoreModel(CoreDriver):
         width, shape = self.shape.block_tokens, self.shape
         for row in planning.step.rows:
             request = self.requests[row.handle]
-            if not row.is_new or planning.before.requests[row.handle].state == "onload":
-                continue
+            if not row.is_new or row.handle in planning.was_running - planning.paused:
+                continue  # admitted, and perhaps claimed, by an earlier plan
             longest = len(request.tokens) - 1
             naive = planning.before.match(self.ghost, request.history)
             most = min(naive.all_tokens, longest)
