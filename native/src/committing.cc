@@ -33,6 +33,10 @@ void EngineCore::Commit(StepId step) {
     });
   }
   cache_.EndStep(set.holds);
+  for (const BlockId block : set.left_blocks) {
+    cache_.DropReference(block);
+  }
+  set.left_blocks.clear();
   set.step = 0;
   --num_steps_in_flight_;
 }
@@ -115,7 +119,7 @@ void EngineCore::ReleaseLater(BlockId block) {
     return;
   }
   if (num_steps_in_flight_ > 1) {
-    SetOf(last_step_).holds.device_blocks.push_back(block);
+    SetOf(last_step_).left_blocks.push_back(block);
   } else {
     cache_.DropReference(block);
   }
@@ -222,14 +226,10 @@ void EngineCore::GiveBack(Request& request) {
 // KV and the first `num_wanted` are worth keeping. Returns the node that it leaves behind.
 NodeId EngineCore::ReleaseChain(Request& request, std::int32_t num_valid,
                                 std::int32_t num_wanted) {
-  const ScopeId scope = request.chain.scope;
-  const Retention retention = request.chain.retention;
-  const auto tokens =
-      std::span<const TokenId>(request.tokens).first(static_cast<std::size_t>(num_valid));
-  const NodeId tip = cache_.Release(request.chain, tokens, num_wanted);
-  request.chain.scope = scope;
-  request.chain.retention = retention;
-  return tip;
+  return cache_.Release(
+      request.chain,
+      std::span<const TokenId>(request.tokens).first(static_cast<std::size_t>(num_valid)),
+      num_wanted);
 }
 
 }  // namespace antiphon

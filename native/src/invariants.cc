@@ -55,10 +55,13 @@ void EngineCore::CheckReferences() const {
   std::vector<std::int32_t> host_references(static_cast<std::size_t>(config_.num_host_blocks) + 1);
   std::int32_t num_in_flight = 0;
   for (const BufferSet& set : sets_) {
-    Check(set.step != 0 || (set.holds.device_blocks.empty() && set.holds.host_blocks.empty()),
+    Check(set.step != 0 || (set.holds.empty() && set.left_blocks.empty()),
           "I3: a step that is not in flight holds blocks");
     num_in_flight += set.step != 0 ? 1 : 0;
     for (const BlockId block : set.holds.device_blocks) {
+      ++references[static_cast<std::size_t>(block)];
+    }
+    for (const BlockId block : set.left_blocks) {
       ++references[static_cast<std::size_t>(block)];
     }
     for (const BlockId block : set.holds.host_blocks) {

@@ -1,139 +1,170 @@
-// Why eviction is O(1) and leaf-first without a search: a chain references the whole path from the
-// root and lets go of it last block first. So a block is appended to the age list after all blocks
-// below it, and the list's oldest block never has children.
+// Steps, and what chains take: claims by reference, by onloading and by copying, and new blocks.
+// Whatever a copy reads or writes is held before a block is allocated for it: an allocation may
+// evict, and what it evicts must not be the copy's other end.
 #include "antiphon/kv_cache.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace antiphon {
 
-KvCache::KvCache(std::int32_t num_blocks, std::int32_t block_tokens, bool prefix_reuse,
-                 ScopeTable* scopes)
-    : block_tokens_(block_tokens),
-      prefix_reuse_(prefix_reuse),
+KvCache::KvCache(const KvCacheConfig& config, ScopeTable* scopes)
+    : config_(config),
       scopes_(scopes),
-      pool_(num_blocks),
-      index_(num_blocks, block_tokens) {}
+      device_(config.num_blocks),
+      host_(config.num_host_blocks + 1),
+      index_(config.num_blocks + config.num_host_blocks, config.block_tokens),
+      order_(index_.max_nodes()),
+      events_(config.num_kv_events),
+      num_device_holds_(Index(config.num_blocks), 0),
+      copied_into_(Index(config.num_blocks), -1),
+      is_host_written_(Index(config.num_host_blocks + 1), false) {}
 
-void KvCache::Match(ScopeId scope, std::span<const TokenId> tokens,
-                    std::span<const std::uint64_t> hashes, std::int32_t max_blocks,
-                    PrefixMatch& match) const {
-  match.nodes.clear();
-  match.num_live = 0;
-  const auto width = static_cast<std::size_t>(block_tokens_);
-  const std::size_t num_blocks = std::min(hashes.size(), static_cast<std::size_t>(max_blocks));
-  ParentKey parent = ParentKey::Root(scope);
-  for (std::size_t i = 0; i < num_blocks; ++i) {
-    const NodeId node = index_.Find(parent, hashes[i], tokens.subspan(i * width, width));
-    if (node == kNoNode) {
-      return;
-    }
-    match.nodes.push_back(node);
-    match.num_live += pool_.reference_count(index_.block(node)) > 0 ? 1 : 0;
-    parent = ParentKey::Node(node);
-  }
+void KvCache::BeginStep(std::int64_t now_us, std::int32_t max_copies) {
+  ANTIPHON_CHECK(holds_.empty());
+  ++plan_;
+  copies_.clear();
+  max_copies_ = max_copies;
+  order_.Advance(now_us);
 }
 
-void KvCache::Claim(const PrefixMatch& match, BlockChain& chain) {
+StepHolds KvCache::TakeHolds() {
+  ++plan_;  // copies that come later belong to a later step
+  return std::exchange(holds_, {});
+}
+
+void KvCache::EndStep(StepHolds& holds) {
+  for (const BlockId block : holds.device_blocks) {
+    --num_device_holds_[Index(block)];
+    DropReference(block);
+  }
+  for (const BlockId block : holds.offloaded) {
+    is_host_written_[Index(block)] = false;
+  }
+  for (const BlockId block : holds.host_blocks) {
+    if (host_.DropReference(block)) {
+      RefreshCandidate(host_.node(block));
+    }
+  }
+  holds = {};
+}
+
+std::int32_t KvCache::Claim(const PrefixMatch& match, BlockChain& chain) {
   ANTIPHON_CHECK(chain.blocks.empty());
-  for (const NodeId node : match.nodes) {
-    pool_.AddReference(index_.block(node));
-    chain.blocks.push_back(index_.block(node));
+  for (std::int32_t i = 0; i < match.num_device; ++i) {
+    const NodeId node = match.nodes[Index(i)];
+    Reference(node);
+    chain.blocks.push_back(index_.block(node, Tier::kDevice));
     chain.tip = node;
   }
-  chain.num_published = static_cast<std::int32_t>(match.nodes.size());
+  chain.num_published = match.num_device;
+  if (match.partial == kNoNode || match.num_host() > 0) {
+    return match.num_device * config_.block_tokens;
+  }
+  ClaimPartial(match, chain);
+  return match.num_device * config_.block_tokens + match.partial_tokens;
+}
+
+bool KvCache::ClaimNext(BlockChain& chain, std::uint64_t hash, std::span<const TokenId> tokens) {
+  ANTIPHON_CHECK(static_cast<std::int32_t>(chain.blocks.size()) == chain.num_published);
+  const NodeId node = index_.Find(NextParent(chain), hash, tokens);
+  if (node == kNoNode || !IsReadable(node)) {
+    return false;
+  }
+  if (index_.is_on(node, Tier::kDevice)) {
+    Reference(node);
+    chain.blocks.push_back(index_.block(node, Tier::kDevice));
+  } else {
+    Onload(node, chain);
+  }
+  chain.tip = node;
+  ++chain.num_published;
+  return true;
 }
 
 void KvCache::Extend(BlockChain& chain, std::int32_t count) {
   ANTIPHON_CHECK(num_available() >= count);
   for (std::int32_t i = 0; i < count; ++i) {
-    if (pool_.num_clean() == 0) {
-      DropOldestNode();
-      ++num_evictions_;
-    }
-    chain.blocks.push_back(pool_.TakeClean());
+    chain.blocks.push_back(TakeBlock(/*num_reserved_copies=*/0));
   }
 }
 
-void KvCache::PublishNext(BlockChain& chain, std::uint64_t hash, std::span<const TokenId> tokens) {
-  const auto next = static_cast<std::size_t>(chain.num_published);
-  const ParentKey parent =
-      chain.num_published == 0 ? ParentKey::Root(chain.scope) : ParentKey::Node(chain.tip);
-  const BlockId own = chain.blocks[next];
-  NodeId node = index_.Find(parent, hash, tokens);
-  if (node == kNoNode) {
-    node = index_.Insert(parent, hash, tokens, own);
-    pool_.SetNode(own, node);
-    scopes_->AddUse(chain.scope);
+void KvCache::DropReference(BlockId block) {
+  if (device_.DropReference(block)) {
+    order_.Touch(device_.node(block));
+    RefreshCandidate(device_.node(block));
+  }
+}
+
+bool KvCache::HasChild(ScopeId scope, NodeId node, std::uint64_t hash,
+                       std::span<const TokenId> tokens) const {
+  const ParentKey parent = node == kNoNode ? ParentKey::Root(scope) : ParentKey::Node(node);
+  return index_.Find(parent, hash, tokens) != kNoNode;
+}
+
+ParentKey KvCache::NextParent(const BlockChain& chain) {
+  return chain.tip == kNoNode ? ParentKey::Root(chain.scope) : ParentKey::Node(chain.tip);
+}
+
+void KvCache::ClaimPartial(const PrefixMatch& match, BlockChain& chain) {
+  ANTIPHON_CHECK(num_copies_left() >= 1);
+  const Place source = ReadablePlace(match.partial);
+  index_.AddHit(match.partial);
+  if (source.tier == Tier::kDevice) {
+    HoldDeviceBlock(source.block);
   } else {
-    pool_.AddReference(index_.block(node));
-    pool_.DropReference(own);
-    chain.blocks[next] = index_.block(node);
-    if (chain.num_published < chain.num_sent) {
-      chain.moved.push_back(chain.num_published);
-    }
+    HoldHostBlock(source.block);
   }
-  chain.tip = node;
-  ++chain.num_published;
-  ++num_publications_;
+  const BlockId block = TakeBlock(/*num_reserved_copies=*/1);
+  HoldDeviceBlock(block);
+  MarkCopiedInto(block);
+  copies_.push_back({.kind = CopyKind::kOnWrite,
+                     .source_tier = source.tier,
+                     .source = source.block,
+                     .destination = block,
+                     .num_tokens = match.partial_tokens});
+  chain.blocks.push_back(block);
+  ++num_copies_on_write_;
 }
 
-void KvCache::Release(BlockChain& chain, std::int32_t num_wanted) {
-  for (auto i = static_cast<std::int32_t>(chain.blocks.size()) - 1; i >= 0; --i) {
-    const BlockId block = chain.blocks[static_cast<std::size_t>(i)];
-    const NodeId node = pool_.node(block);
-    if (i >= num_wanted && node != kNoNode && pool_.reference_count(block) == 1 &&
-        index_.num_children(node) == 0) {
-      RemoveNode(node);
-      pool_.SetNode(block, kNoNode);
-    }
-    pool_.DropReference(block);
-  }
-  chain = BlockChain{};
+void KvCache::Onload(NodeId node, BlockChain& chain) {
+  ANTIPHON_CHECK(num_copies_left() >= 1);
+  const BlockId source = index_.block(node, Tier::kHost);
+  index_.AddHit(node);
+  HoldHostBlock(source);
+  const BlockId block = TakeBlock(/*num_reserved_copies=*/1);
+  HoldDeviceBlock(block);
+  MarkCopiedInto(block);
+  copies_.push_back({.kind = CopyKind::kOnload,
+                     .source_tier = Tier::kHost,
+                     .source = source,
+                     .destination = block,
+                     .num_tokens = config_.block_tokens});
+  AttachDeviceBlock(node, block);
+  chain.blocks.push_back(block);
+  ++num_onloads_;
 }
 
-std::int32_t KvCache::Flush() {
-  std::int32_t count = 0;
-  for (; pool_.num_cached() > 0; ++count) {
-    DropOldestNode();
-  }
-  return count;
-}
-
-void KvCache::CheckInvariants() const {
-  pool_.CheckInvariants();
-  index_.CheckInvariants();
-  std::int32_t num_nodes = 0;
-  for (BlockId block = 1; block < pool_.num_blocks(); ++block) {
-    const NodeId node = pool_.node(block);
-    if (node == kNoNode) {
-      continue;
-    }
-    ++num_nodes;
-    Check(index_.alive(node) && index_.block(node) == block,
-          "I6: block and node do not name each other");
-    const ParentKey parent = index_.parent(node);
-    Check(pool_.reference_count(block) == 0 || parent.is_root() ||
-              pool_.reference_count(index_.block(parent.node())) > 0,
-          "I6: a referenced node's parent is not referenced");
-  }
-  Check(num_nodes == index_.num_nodes(), "I6: a node has no block");
-  std::vector<bool> seen(static_cast<std::size_t>(index_.max_nodes()), false);
-  for (const BlockId block : pool_.CachedBlocks()) {
-    const NodeId node = pool_.node(block);
-    const ParentKey parent = index_.parent(node);
-    Check(parent.is_root() || !seen[static_cast<std::size_t>(parent.node())],
-          "I9: a node is older than one below it");
-    seen[static_cast<std::size_t>(node)] = true;
+void KvCache::Reference(NodeId node) {
+  index_.AddHit(node);
+  if (device_.AddReference(index_.block(node, Tier::kDevice))) {
+    order_.SetCandidate(node, Tier::kDevice, false);
   }
 }
 
-void KvCache::DropOldestNode() { RemoveNode(pool_.DropOldest()); }
+void KvCache::HoldDeviceBlock(BlockId block) {
+  if (device_.AddReference(block)) {
+    order_.SetCandidate(device_.node(block), Tier::kDevice, false);
+  }
+  ++num_device_holds_[Index(block)];
+  holds_.device_blocks.push_back(block);
+}
 
-void KvCache::RemoveNode(NodeId node) {
-  const ScopeId scope = index_.scope(node);
-  index_.Remove(node);
-  scopes_->DropUse(scope);
+void KvCache::HoldHostBlock(BlockId block) {
+  if (host_.AddReference(block)) {
+    order_.SetCandidate(host_.node(block), Tier::kHost, false);
+  }
+  holds_.host_blocks.push_back(block);
 }
 
 }  // namespace antiphon

@@ -10,7 +10,7 @@ namespace antiphon {
 struct EngineCore::Step {
   PlanWriter writer;
   std::vector<PlannedRow>& rows;
-  Load load;
+  Load load = {};
   bool has_paused = false;
 };
 

@@ -1,6 +1,9 @@
 #include "antiphon/scope_table.h"
 
+#include <string_view>
 #include <utility>
+
+#include "antiphon/random.h"
 
 namespace antiphon {
 
@@ -18,7 +21,17 @@ std::string KeyOf(const ScopeFields& fields) {
   return key;
 }
 
+std::uint64_t HashKey(std::string_view key) {
+  std::uint64_t hash = 0xcbf29ce484222325ULL;
+  for (const char byte : key) {
+    hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3ULL;
+  }
+  return Mix64(hash);
+}
+
 }  // namespace
+
+std::uint64_t HashScope(const ScopeFields& fields) { return HashKey(KeyOf(fields)); }
 
 ScopeId ScopeTable::Intern(const ScopeFields& fields) {
   std::string key = KeyOf(fields);
@@ -32,6 +45,7 @@ ScopeId ScopeTable::Intern(const ScopeFields& fields) {
   const ScopeId scope = next_id_++;
   ids_.emplace(key, scope);
   Entry& entry = entries_[scope];
+  entry.hash = HashKey(key);
   entry.key = std::move(key);
   MakeIdle(scope, entry);
   return scope;

@@ -114,8 +114,8 @@ void WriteNodes(Json& out, const PrefixIndex& index) {
 }
 
 // What steps in flight hold for their copies and reads, all together.
-void WriteHoldsOf(Json& out, const std::vector<const StepHolds*>& holds) {
-  std::vector<BlockId> device_blocks;
+void WriteHolds(Json& out, const std::vector<const StepHolds*>& holds,
+                std::vector<BlockId> device_blocks) {
   std::vector<BlockId> host_blocks;
   for (const StepHolds* of_step : holds) {
     device_blocks.insert(device_blocks.end(), of_step->device_blocks.begin(),
@@ -149,10 +149,12 @@ std::string EngineCore::DumpState() const {
   WriteArray(out, "running", running_, [&out](Handle handle) { out << handle; });
   out << ',';
   std::vector<const StepHolds*> holds;
+  std::vector<BlockId> left_blocks;
   for (const BufferSet& set : sets_) {
     holds.push_back(&set.holds);
+    left_blocks.insert(left_blocks.end(), set.left_blocks.begin(), set.left_blocks.end());
   }
-  WriteHoldsOf(out, holds);
+  WriteHolds(out, holds, left_blocks);
   out << ',';
   WritePool(out, "device", cache_.device());
   out << ',';

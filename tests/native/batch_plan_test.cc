@@ -28,11 +28,12 @@ Request MakeRequest(RequestState state, std::vector<TokenId> tokens, std::int32_
 TEST(PlanWriter, WritesAFirstChunk) {
   StepArrays arrays(2, 8, 8);
   Request request = MakeRequest(RequestState::kPrefill, {1, 2, 3, 4, 5, 6}, 6, 2);
+  request.new_slot = true;
   const StepBuffers& out = arrays.buffers();
   PlanWriter writer(out, 2);
 
-  writer.AddRow(request, 2, /*is_first=*/true);
-  writer.Finish(5);
+  writer.AddRow(request, 2);
+  writer.Finish(5, {});
 
   EXPECT_EQ(out.handle[0], 77U);
   EXPECT_EQ(out.epoch[0], 3U);
@@ -59,9 +60,9 @@ TEST(PlanWriter, RowsFollowEachOther) {
   const StepBuffers& out = arrays.buffers();
   PlanWriter writer(out, 2);
 
-  writer.AddRow(decode, 1, false);
-  writer.AddRow(last_chunk, 3, false);
-  writer.Finish(6);
+  writer.AddRow(decode, 1);
+  writer.AddRow(last_chunk, 3);
+  writer.Finish(6, {});
 
   EXPECT_EQ(out.cu_q[1], 1);
   EXPECT_EQ(out.cu_q[2], 4);
@@ -84,14 +85,68 @@ TEST(PlanWriter, TellsTheDeviceOnlyWhatIsNewOrMoved) {
   EXPECT_EQ(NumTableDeltas(request.chain, 3), 2);
   PlanWriter writer(arrays.buffers(), 2);
 
-  writer.AddRow(request, 1, false);
-  writer.Finish(1);
+  writer.AddRow(request, 1);
+  writer.Finish(1, {});
 
   const std::int32_t* delta = arrays.buffers().table_delta;
   EXPECT_EQ(std::vector<std::int32_t>(delta, delta + 6),
             (std::vector<std::int32_t>{1, 0, 4, 1, 2, 2}));
   EXPECT_EQ(arrays.header(kHeaderNumTableDeltas), 2);
   EXPECT_EQ(NumTableDeltas(request.chain, 3), 0);
+}
+
+TEST(PlanWriter, SaysThatARequestComesBack) {
+  StepArrays arrays(1, 8, 8);
+  Request request = MakeRequest(RequestState::kPrefill, {1, 2, 3, 4, 5, 6}, 4, 0);
+  request.new_slot = true;
+  request.started = true;
+  PlanWriter writer(arrays.buffers(), 2);
+
+  writer.AddRow(request, 6);
+  writer.Finish(1, {});
+
+  EXPECT_EQ(arrays.buffers().flags[0], kFlagPrefill | kFlagSample | kFlagResumed | kFlagBias);
+  EXPECT_EQ(arrays.header(kHeaderNumSlotInits), 1);
+  EXPECT_EQ(arrays.buffers().output_position[0], 2);
+}
+
+TEST(PlanWriter, LetsTheDeviceReadATokenThatIsNotKnownYet) {
+  StepArrays arrays(1, 8, 8);
+  Request request = MakeRequest(RequestState::kDecode, {1, 2, 3}, 3, 4);
+  request.num_inflight = 1;
+  request.num_pending = 2;
+  PlanWriter writer(arrays.buffers(), 2);
+
+  writer.AddRow(request, 1);
+  writer.Finish(1, {});
+
+  EXPECT_EQ(arrays.buffers().input_ids[0], kUnknownToken);
+  EXPECT_EQ(arrays.buffers().gather_slot[0], 1);
+  EXPECT_EQ(arrays.buffers().positions[0], 4);
+  EXPECT_EQ(arrays.buffers().output_position[0], 2);
+  EXPECT_EQ(arrays.buffers().uniform[0], Uniform(9, 2, 2));
+}
+
+TEST(PlanWriter, WritesCopies) {
+  StepArrays arrays(1, 8, 8, /*num_copies=*/2);
+  PlanWriter writer(arrays.buffers(), 2);
+  const CopyOp copies[] = {{.kind = CopyKind::kOffload,
+                            .source_tier = Tier::kDevice,
+                            .source = 3,
+                            .destination = 1,
+                            .num_tokens = 2},
+                           {.kind = CopyKind::kOnWrite,
+                            .source_tier = Tier::kHost,
+                            .source = 2,
+                            .destination = 5,
+                            .num_tokens = 1}};
+
+  writer.Finish(1, copies);
+
+  const std::int32_t* ops = arrays.buffers().copy_ops;
+  EXPECT_EQ(std::vector<std::int32_t>(ops, ops + 10),
+            (std::vector<std::int32_t>{1, 0, 3, 1, 2, 3, 1, 2, 5, 1}));
+  EXPECT_EQ(arrays.header(kHeaderNumCopies), 2);
 }
 
 }  // namespace

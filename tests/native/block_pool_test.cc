@@ -27,53 +27,67 @@ TEST(BlockPool, BlockWithoutNodeIsCleanAgainAndUsedNext) {
   EXPECT_EQ(pool.TakeClean(), block);
 }
 
-TEST(BlockPool, BlockWithNodeIsKeptUntilItIsTheOldest) {
+TEST(BlockPool, BlockWithNodeIsCachedUntilItIsUntied) {
   BlockPool pool(4);
-  const BlockId first = pool.TakeClean();
-  const BlockId second = pool.TakeClean();
-  pool.SetNode(first, 10);
-  pool.SetNode(second, 20);
-
-  pool.DropReference(second);
-  pool.DropReference(first);
-
-  EXPECT_EQ(pool.CachedBlocks(), (std::vector<BlockId>{second, first}));
-  EXPECT_EQ(pool.DropOldest(), 20);
-  EXPECT_EQ(pool.num_cached(), 1);
-  EXPECT_EQ(pool.num_clean(), 2);
-  pool.CheckInvariants();
-}
-
-TEST(BlockPool, ReferencedBlockLeavesTheMiddleOfTheAgeList) {
-  BlockPool pool(5);
-  std::vector<BlockId> blocks;
-  for (NodeId node = 0; node < 3; ++node) {
-    blocks.push_back(pool.TakeClean());
-    pool.SetNode(blocks.back(), node);
-  }
-  for (const BlockId block : blocks) {
-    pool.DropReference(block);
-  }
-
-  pool.AddReference(blocks[1]);
-
-  EXPECT_EQ(pool.CachedBlocks(), (std::vector<BlockId>{blocks[0], blocks[2]}));
-  EXPECT_EQ(pool.num_referenced(), 1);
-  pool.CheckInvariants();
-}
-
-TEST(BlockPool, BlockStaysReferencedUntilAllLetGo) {
-  BlockPool pool(3);
   const BlockId block = pool.TakeClean();
-  pool.SetNode(block, 1);
+  pool.Tie(block, 10);
+
+  EXPECT_TRUE(pool.DropReference(block));
+  EXPECT_EQ(pool.CachedBlocks(), (std::vector<BlockId>{block}));
+  EXPECT_EQ(pool.num_clean(), 2);
+  EXPECT_EQ(pool.num_available(), 3);
+  pool.CheckInvariants();
+
+  pool.Untie(block);
+  EXPECT_EQ(pool.num_cached(), 0);
+  EXPECT_EQ(pool.num_clean(), 3);
+  pool.CheckInvariants();
+}
+
+TEST(BlockPool, ReferencedBlockIsNoLongerCached) {
+  BlockPool pool(4);
+  const BlockId block = pool.TakeClean();
+  pool.Tie(block, 10);
+  pool.DropReference(block);
+
+  EXPECT_TRUE(pool.AddReference(block));
+  EXPECT_FALSE(pool.AddReference(block));
+
+  EXPECT_EQ(pool.num_cached(), 0);
+  EXPECT_EQ(pool.num_referenced(), 1);
+  EXPECT_EQ(pool.reference_count(block), 2);
+}
+
+TEST(BlockPool, BlockThatIsUntiedWhileReferencedIsCleanWhenAllHaveLetGo) {
+  BlockPool pool(4);
+  const BlockId block = pool.TakeClean();
+  pool.Tie(block, 10);
   pool.AddReference(block);
 
-  pool.DropReference(block);
-  EXPECT_EQ(pool.num_cached(), 0);
+  pool.Untie(block);
+  EXPECT_FALSE(pool.DropReference(block));
+  EXPECT_EQ(pool.num_clean(), 2);
+  EXPECT_FALSE(pool.DropReference(block));
 
-  pool.DropReference(block);
-  EXPECT_EQ(pool.num_cached(), 1);
+  EXPECT_EQ(pool.num_clean(), 3);
   EXPECT_THROW(pool.DropReference(block), InvariantError);
+}
+
+TEST(BlockPool, ABlockIsTiedToOneNodeAtATime) {
+  BlockPool pool(4);
+  const BlockId block = pool.TakeClean();
+  pool.Tie(block, 10);
+
+  EXPECT_THROW(pool.Tie(block, 11), InvariantError);
+  pool.Untie(block);
+  EXPECT_THROW(pool.Untie(block), InvariantError);
+}
+
+TEST(BlockPool, TheHostsPoolMayBeEmpty) {
+  const BlockPool pool(1);
+
+  EXPECT_EQ(pool.num_available(), 0);
+  pool.CheckInvariants();
 }
 
 TEST(BlockPool, CleanBlockCannotBeReferencedByName) {

@@ -2,77 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include <memory>
-#include <numeric>
-
-#include "step_arrays.h"
+#include "small_engine.h"
 
 namespace antiphon {
 namespace {
-
-constexpr CoreConfig kSmall = {.num_blocks = 9,
-                               .block_tokens = 2,
-                               .max_rows = 3,
-                               .max_step_tokens = 8,
-                               .max_context_tokens = 16,
-                               .max_requests = 6};
-
-// A core with its arrays.
-class Engine {
- public:
-  explicit Engine(const CoreConfig& config = kSmall) : core_(config) {
-    for (std::int32_t set = 0; set < config.num_buffer_sets; ++set) {
-      arrays_.push_back(std::make_unique<StepArrays>(config.max_rows, config.max_step_tokens,
-                                                     core_.min_table_deltas()));
-      core_.RegisterBuffers(set, arrays_.back()->buffers());
-    }
-    scope_ = core_.InternScope({.tenant = "", .cache_scope = "", .adapter = "", .weights = ""});
-  }
-
-  Handle Submit(std::int32_t num_prompt, std::int32_t max_output = 4, Handle leader = 0) {
-    std::vector<TokenId> prompt(static_cast<std::size_t>(num_prompt));
-    std::iota(prompt.begin(), prompt.end(), 1);
-    return core_.Submit({.prompt = prompt,
-                         .scope = scope_,
-                         .max_output_tokens = max_output,
-                         .end_ids = kEndIds,
-                         .stop_ids = kStopIds,
-                         .priority = 50,
-                         .leader = leader});
-  }
-
-  StepId Plan() { return core_.Plan(0); }
-  void Commit(StepId step, TokenId token) {
-    arrays_[0]->Sample(token);
-    core_.Commit(step);
-    core_.CheckInvariants();
-  }
-  bool Step(TokenId token = 1) {
-    const StepId step = Plan();
-    if (step != 0) {
-      Commit(step, token);
-    }
-    return step != 0;
-  }
-  void Run() {
-    while (Step()) {
-    }
-  }
-
-  EngineCore& core() { return core_; }
-  CoreStats stats() const { return core_.stats(); }
-  std::int32_t header(HeaderField field) const { return arrays_[0]->header(field); }
-  const StepBuffers& out() const { return arrays_[0]->buffers(); }
-  std::vector<std::int32_t> result(std::size_t row) const { return arrays_[0]->result(row); }
-
- private:
-  static constexpr TokenId kEndIds[] = {100, 99};
-  static constexpr TokenId kStopIds[] = {100, 98};
-
-  EngineCore core_;
-  std::vector<std::unique_ptr<StepArrays>> arrays_;
-  ScopeId scope_ = 0;
-};
 
 std::int32_t ReasonFor(TokenId token, std::int32_t max_output, std::int32_t num_prompt = 3) {
   Engine engine;
@@ -123,7 +56,7 @@ TEST(EngineCore, EveryChunkIsInterleavedWithDecoding) {
     EXPECT_EQ(engine.out().q_len[0], 1);
     EXPECT_EQ(engine.header(kHeaderNumDecodeRows), 1);
     chunks.push_back(engine.out().q_len[1]);
-    engine.Commit(step, 1);
+    engine.Commit(1);
   }
 
   EXPECT_EQ(chunks, (std::vector<std::int32_t>{6, 7}));
@@ -208,11 +141,11 @@ TEST(EngineCore, AbortBetweenPlanAndCommitHoldsTheBlocksUntilTheCommit) {
   EXPECT_TRUE(engine.core().Abort(handle));
   EXPECT_EQ(engine.stats().num_blocks_used, 2);
   EXPECT_FALSE(engine.core().Abort(handle));
-  engine.Commit(step, 1);
+  engine.Commit(1);
 
   EXPECT_EQ(engine.result(0), (std::vector<std::int32_t>{0, 0, 0, 0}));
   EXPECT_EQ(engine.stats().num_blocks_used, 0);
-  EXPECT_EQ(engine.stats().num_blocks_cached, 0);
+  EXPECT_EQ(engine.stats().num_blocks_cached, 0);  // what was in flight counts for nothing
   EXPECT_EQ(engine.stats().num_generated_tokens_total, 0);
 }
 
@@ -273,7 +206,7 @@ TEST(EngineCore, ReuseIsCountedAndOffWhereItIsSwitchedOff) {
   }
 }
 
-TEST(EngineCore, SecondStepInFlightIsRefused) {
+TEST(EngineCore, MoreStepsInFlightThanRunAheadAreRefused) {
   Engine engine;
   engine.Submit(3);
   const StepId step = engine.Plan();
@@ -281,7 +214,7 @@ TEST(EngineCore, SecondStepInFlightIsRefused) {
   EXPECT_THROW(engine.core().Plan(1), InvariantError);
   EXPECT_THROW(engine.core().Commit(step + 1), InvariantError);
   EXPECT_THROW(engine.core().Commit(0), InvariantError);
-  engine.Commit(step, 1);
+  engine.Commit(1);
   EXPECT_THROW(engine.core().Commit(step), InvariantError);
 }
 
@@ -290,7 +223,7 @@ TEST(EngineCore, SampledRowWithoutATokenIsABug) {
   engine.Submit(3);
   const StepId step = engine.Plan();
 
-  EXPECT_THROW(engine.Commit(step, -1), InvariantError);
+  EXPECT_THROW(engine.Commit(-1), InvariantError);
 }
 
 TEST(EngineCore, ConfigsThatCannotWorkAreRefused) {
@@ -308,14 +241,21 @@ TEST(EngineCore, ConfigsThatCannotWorkAreRefused) {
   refused([](CoreConfig& config) { config.max_requests = 0; });
   refused([](CoreConfig& config) { config.chunk_tokens = 1; });
   refused([](CoreConfig& config) { config.num_buffer_sets = 0; });
+  refused([](CoreConfig& config) { config.run_ahead = 3; });
+  refused([](CoreConfig& config) { config.run_ahead = config.num_buffer_sets; });
+  refused([](CoreConfig& config) { config.bypass_requests = -1; });
+  refused([](CoreConfig& config) { config.stall_passes = 0; });
 }
 
 TEST(EngineCore, BuffersTooSmallForOneContextAreRefused) {
   EngineCore core(kSmall);
-  const StepArrays small(3, 8, core.min_table_deltas() - 1);
-  const StepArrays enough(3, 8, core.min_table_deltas());
+  const std::int32_t num_copies = core.config().max_step_copies;
+  const StepArrays small(3, 8, core.min_table_deltas() - 1, num_copies);
+  const StepArrays no_copies(3, 8, core.min_table_deltas(), num_copies - 1);
+  const StepArrays enough(3, 8, core.min_table_deltas(), num_copies);
 
   EXPECT_THROW(core.RegisterBuffers(0, small.buffers()), std::invalid_argument);
+  EXPECT_THROW(core.RegisterBuffers(0, no_copies.buffers()), std::invalid_argument);
   EXPECT_THROW(core.RegisterBuffers(2, enough.buffers()), std::invalid_argument);
   core.RegisterBuffers(1, enough.buffers());
 }

@@ -1,171 +1,410 @@
 #include "antiphon/kv_cache.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 
-#include <limits>
-#include <numeric>
+#include "kv_cache_fixture.h"
 
 namespace antiphon {
 namespace {
 
-constexpr std::int32_t kKeepAll = std::numeric_limits<std::int32_t>::max();
-
-class KvCacheTest : public ::testing::Test {
+class KvCacheTest : public KvCacheFixture {
  protected:
-  static constexpr std::int32_t kBlockTokens = 2;
-
-  ScopeId scope() {
-    return scopes_.Intern({.tenant = "t", .cache_scope = "", .adapter = "", .weights = ""});
+  void SetUp() override {
+    KvCacheConfig config = Config(/*num_blocks=*/8);
+    config.partial_reuse = false;
+    Open(config);
   }
-
-  BlockChain NewChain() {
-    BlockChain chain;
-    chain.scope = scope();
-    return chain;
-  }
-
-  // Takes blocks for `tokens` and publishes the whole ones, as after a step.
-  BlockChain Compute(const std::vector<TokenId>& tokens) {
-    BlockChain chain = NewChain();
-    cache_.Extend(chain, BlocksFor(static_cast<std::int64_t>(tokens.size()), kBlockTokens));
-    chain.num_sent = static_cast<std::int32_t>(chain.blocks.size());
-    Publish(chain, tokens);
-    return chain;
-  }
-
-  void Publish(BlockChain& chain, const std::vector<TokenId>& tokens) {
-    const std::span<const TokenId> all(tokens);
-    for (const std::uint64_t hash : HashBlocks(tokens, kBlockTokens)) {
-      const auto start = static_cast<std::size_t>(chain.num_published) * kBlockTokens;
-      cache_.PublishNext(chain, hash, all.subspan(start, kBlockTokens));
-    }
-  }
-
-  PrefixMatch Match(const std::vector<TokenId>& tokens) {
-    PrefixMatch match;
-    cache_.Match(scope(), tokens, HashBlocks(tokens, kBlockTokens), 100, match);
-    return match;
-  }
-
-  ScopeTable scopes_;
-  KvCache cache_{6, kBlockTokens, true, &scopes_};
 };
+
+const Tokens kA = {1, 2, 3, 4};
+const Tokens kAB = {1, 2, 3, 4, 5, 6, 7, 8};
+const Tokens kABC = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+const Tokens kAX = {1, 2, 3, 4, 50, 60, 70, 80};
+const Tokens kY = {90, 91, 92, 93};
 
 TEST_F(KvCacheTest, NothingIsFoundBeforeItIsPublished) {
   BlockChain chain = NewChain();
-  cache_.Extend(chain, 2);
+  cache_->Extend(chain, 2);
 
-  EXPECT_TRUE(Match({1, 2, 3, 4}).nodes.empty());
+  EXPECT_EQ(NumFound(kAB), 0U);
 }
 
 TEST_F(KvCacheTest, LiveHitsAreCountedApart) {
-  BlockChain chain = Compute({1, 2, 3, 4});
-  EXPECT_EQ(Match({1, 2, 3, 4}).num_live, 2);
+  BlockChain chain = Compute(kAB);
+  EXPECT_EQ(Match(kAB).num_live, 2);
 
-  cache_.Release(chain, kKeepAll);
+  cache_->Release(chain, kAB, kKeepAll);
 
-  EXPECT_EQ(Match({1, 2, 3, 4}).nodes.size(), 2U);
-  EXPECT_EQ(Match({1, 2, 3, 4}).num_live, 0);
+  EXPECT_EQ(NumFound(kAB), 2U);
+  EXPECT_EQ(Match(kAB).num_live, 0);
+}
+
+TEST_F(KvCacheTest, AMatchStopsAtTheTokensThatItMayFind) {
+  Cache(kAB);
+
+  EXPECT_EQ(Match(kAB, 8).nodes.size(), 2U);
+  EXPECT_EQ(Match(kAB, 7).nodes.size(), 1U);
+  EXPECT_EQ(Match(kAB, 3).nodes.size(), 0U);
 }
 
 TEST_F(KvCacheTest, ClaimedBlocksAreNotEvicted) {
-  BlockChain first = Compute({1, 2, 3, 4});
-  cache_.Release(first, kKeepAll);
+  Cache(kAB);
   BlockChain second = NewChain();
-  cache_.Claim(Match({1, 2, 3, 4}), second);
+  EXPECT_EQ(cache_->Claim(Match(kAB), second), 8);
 
   BlockChain other = NewChain();
-  cache_.Extend(other, cache_.num_available());
+  cache_->Extend(other, cache_->num_available());
 
-  EXPECT_EQ(cache_.num_evictions(), 0);
-  EXPECT_EQ(Match({1, 2, 3, 4}).num_live, 2);
-  cache_.CheckInvariants();
+  EXPECT_EQ(cache_->num_evictions(), 0);
+  EXPECT_EQ(Match(kAB).num_live, 2);
+}
+
+TEST_F(KvCacheTest, MoreThanThereIsIsRefused) {
+  BlockChain chain = NewChain();
+
+  EXPECT_THROW(cache_->Extend(chain, 8), InvariantError);
 }
 
 TEST_F(KvCacheTest, EvictsLeavesFirstAndTheOldestOfThem) {
-  BlockChain old = Compute({1, 2, 3, 4});
-  BlockChain recent = Compute({1, 2, 5, 6});
-  cache_.Release(old, kKeepAll);
-  cache_.Release(recent, kKeepAll);
-  BlockChain other = NewChain();
+  Cache(kAB);
+  Cache(kAX);
 
-  cache_.Extend(other, cache_.pool().num_clean() + 1);
-  EXPECT_EQ(Match({1, 2, 3, 4}).nodes.size(), 1U);
-  EXPECT_EQ(Match({1, 2, 5, 6}).nodes.size(), 2U);
+  Evict(1);
+  EXPECT_EQ(NumFound(kAB), 1U);
+  EXPECT_EQ(NumFound(kAX), 2U);
 
-  cache_.Extend(other, 1);
-  EXPECT_EQ(Match({1, 2, 5, 6}).nodes.size(), 1U);
-  EXPECT_EQ(cache_.num_evictions(), 2);
-  cache_.CheckInvariants();
+  Evict(1);
+  EXPECT_EQ(NumFound(kAX), 1U);
+  EXPECT_EQ(cache_->num_evictions(), 2);
+}
+
+TEST_F(KvCacheTest, Fault17_ANodeWithChildrenIsNeverEvicted) {
+  Cache(kABC, {.priority = 10});
+  Cache(kA, {.priority = 10});  // the top is the oldest no more, but its children are
+  Cache(kY, {.priority = 20});
+
+  for (std::size_t left = 3; left > 0; --left) {
+    EXPECT_EQ(NumFound(kABC), left);
+    Evict(1);
+  }
+
+  EXPECT_EQ(NumFound(kABC), 0U);
+  EXPECT_EQ(NumFound(kY), 1U);
+}
+
+TEST_F(KvCacheTest, ALeafOfHigherPriorityKeepsItsPath) {
+  Cache(kA, {.priority = 0});
+  Cache(kAB, {.priority = 90});
+  Cache(kY, {.priority = 50});
+
+  Evict(1);
+
+  EXPECT_EQ(NumFound(kAB), 2U);
+  EXPECT_EQ(NumFound(kY), 0U);
 }
 
 TEST_F(KvCacheTest, ChainMovesToTheBlockThatHoldsTheSameAlready) {
-  const BlockChain first = Compute({1, 2, 3, 4});
+  const BlockChain first = Compute(kAB);
 
-  const BlockChain second = Compute({1, 2, 3, 4});
+  BlockChain second = NewChain();
+  cache_->Extend(second, 2);
+  second.num_sent = 1;
+  const BlockId own = second.blocks[0];
+  const BlockId replaced = cache_->PublishNext(second, HashTokens(kA), kA);
 
+  EXPECT_EQ(replaced, own);
+  EXPECT_EQ(cache_->device().reference_count(own), 1);
+  EXPECT_EQ(second.blocks[0], first.blocks[0]);
+  EXPECT_EQ(second.moved, (std::vector<std::int32_t>{0}));
+  cache_->DropReference(replaced);
+  Publish(second, kAB);
   EXPECT_EQ(second.blocks, first.blocks);
-  EXPECT_EQ(second.moved, (std::vector<std::int32_t>{0, 1}));
-  EXPECT_EQ(cache_.pool().num_referenced(), 2);
-  cache_.CheckInvariants();
+  EXPECT_EQ(second.moved, (std::vector<std::int32_t>{0}));
+  EXPECT_EQ(cache_->device().num_referenced(), 2);
 }
 
 TEST_F(KvCacheTest, ChainBelowAnotherRequestsBlockKeepsItAlive) {
-  BlockChain first = Compute({1, 2});
-  BlockChain second = Compute({1, 2, 3, 4});
-  cache_.Release(first, kKeepAll);
+  BlockChain first = Compute(kA);
+  const BlockChain second = Compute(kAB);
+  cache_->Release(first, kA, kKeepAll);
 
   BlockChain other = NewChain();
-  cache_.Extend(other, cache_.num_available());
+  cache_->Extend(other, cache_->num_available());
 
-  EXPECT_EQ(Match({1, 2, 3, 4}).num_live, 2);
-  cache_.CheckInvariants();
+  EXPECT_EQ(Match(kAB).num_live, 2);
 }
 
-TEST_F(KvCacheTest, ReleaseIsIdempotent) {
-  BlockChain chain = Compute({1, 2, 3});
+TEST_F(KvCacheTest, AChainFollowsWhatOthersPublish) {
+  BlockChain first = Compute(kAB);
+  BlockChain second = NewChain();
 
-  cache_.Release(chain, kKeepAll);
-  cache_.Release(chain, kKeepAll);
+  EXPECT_TRUE(cache_->ClaimNext(second, HashTokens(kA), kA));
+  EXPECT_TRUE(cache_->ClaimNext(second, HashTokens(Block(kAB, 1)), Block(kAB, 1)));
+  EXPECT_FALSE(cache_->ClaimNext(second, HashTokens(kY), kY));
 
-  EXPECT_EQ(cache_.num_available(), 5);
-  EXPECT_EQ(cache_.pool().num_cached(), 1);
-  cache_.CheckInvariants();
+  EXPECT_EQ(second.blocks, first.blocks);
+  EXPECT_EQ(second.num_published, 2);
+}
+
+TEST_F(KvCacheTest, Fault19_ReleaseIsIdempotent) {
+  BlockChain chain = Compute({1, 2, 3, 4, 5});
+  const ScopeId scope = chain.scope;
+
+  cache_->Release(chain, kA, kKeepAll);
+  cache_->Release(chain, kA, kKeepAll);
+
+  EXPECT_EQ(cache_->num_available(), 7);
+  EXPECT_EQ(cache_->device().num_cached(), 1);
+  EXPECT_EQ(chain.scope, scope);
+}
+
+TEST_F(KvCacheTest, Fault20_ASharedBlockIsCountedOnce) {
+  std::vector<BlockChain> chains;
+  for (int i = 0; i < 5; ++i) {
+    chains.push_back(Compute(kAB));
+  }
+
+  EXPECT_EQ(cache_->device().num_referenced(), 2);
+  EXPECT_EQ(cache_->num_available(), 5);
+  for (BlockChain& chain : chains) {
+    cache_->Release(chain, kAB, kKeepAll);
+    cache_->CheckInvariants();
+  }
+
+  EXPECT_EQ(cache_->num_available(), 7);
+}
+
+TEST_F(KvCacheTest, Fault21_TheDepthThatIsBudgetedIsTheDepthThatIsClaimed) {
+  BlockChain leader = Compute(kA);
+  const PrefixMatch match = Match(kAB);
+  BlockChain follower = NewChain();
+
+  EXPECT_EQ(cache_->Claim(match, follower), 4);
+  EXPECT_EQ(follower.num_published, static_cast<std::int32_t>(match.nodes.size()));
+
+  // What is computed later is found by asking again, not by the old match.
+  cache_->Extend(leader, 1);
+  Publish(leader, kAB);
+  EXPECT_EQ(follower.blocks.size(), 1U);
+}
+
+TEST_F(KvCacheTest, Fault14_WhatWasNotComputedIsNotServed) {
+  // Aborted when only the first block was computed; the second block's content is unknown.
+  BlockChain chain = NewChain();
+  cache_->Extend(chain, 2);
+  Publish(chain, kA);
+
+  cache_->Release(chain, kA, kKeepAll);
+
+  EXPECT_EQ(NumFound(kAB), 1U);
+  EXPECT_EQ(cache_->device().num_cached(), 1);
+}
+
+TEST_F(KvCacheTest, WholeBlocksThatWereComputedAreStoredWhenTheirRequestIsAborted) {
+  BlockChain chain = NewChain();
+  cache_->Extend(chain, 3);
+
+  const NodeId last = cache_->Release(chain, kAB, kKeepAll);
+
+  EXPECT_EQ(NumFound(kAB), 2U);
+  EXPECT_EQ(last, Match(kAB).nodes[1]);
+}
+
+TEST_F(KvCacheTest, AbortedDuplicateGivesItsOwnBlocksBack) {
+  Cache(kAB);
+  BlockChain chain = NewChain();
+  cache_->Extend(chain, 2);
+
+  cache_->Release(chain, kAB, kKeepAll);
+
+  EXPECT_EQ(cache_->device().num_cached(), 2);
+  EXPECT_EQ(cache_->num_available(), 7);
 }
 
 TEST_F(KvCacheTest, UnwantedBlocksAreEmptiedUnlessOthersUseThem) {
-  BlockChain first = Compute({1, 2, 3, 4, 5, 6});
+  BlockChain first = Compute(kABC);
   BlockChain second = NewChain();
-  cache_.Claim(Match({1, 2, 3, 4}), second);
+  cache_->Claim(Match(kAB), second);
 
-  cache_.Release(first, /*num_wanted=*/1);
+  const NodeId last = cache_->Release(first, kABC, /*num_wanted=*/4);
 
-  EXPECT_EQ(Match({1, 2, 3, 4, 5, 6}).nodes.size(), 2U);
-  EXPECT_EQ(cache_.pool().num_cached(), 0);
-  cache_.CheckInvariants();
+  EXPECT_EQ(NumFound(kABC), 2U);
+  EXPECT_EQ(last, Match(kAB).nodes[0]);
+  EXPECT_EQ(cache_->device().num_cached(), 0);
+}
+
+TEST_F(KvCacheTest, AMarkedBlockIsKeptThoughItIsUnwanted) {
+  BlockChain chain = Compute(kAB);
+  cache_->AddMark(chain.tip);
+
+  cache_->Release(chain, kAB, /*num_wanted=*/4);
+
+  EXPECT_EQ(NumFound(kAB), 2U);
 }
 
 TEST_F(KvCacheTest, FlushForgetsWhatNobodyUses) {
-  BlockChain held = Compute({1, 2, 3, 4});
-  BlockChain gone = Compute({5, 6});
-  cache_.Release(gone, kKeepAll);
+  BlockChain held = Compute(kAB);
+  Cache(kY);
 
-  EXPECT_EQ(cache_.Flush(), 1);
+  EXPECT_EQ(cache_->Flush(), 1);
 
-  EXPECT_EQ(Match({1, 2, 3, 4}).nodes.size(), 2U);
-  EXPECT_TRUE(Match({5, 6}).nodes.empty());
-  EXPECT_EQ(cache_.num_evictions(), 0);
+  EXPECT_EQ(NumFound(kAB), 2U);
+  EXPECT_EQ(NumFound(kY), 0U);
+  EXPECT_EQ(cache_->num_evictions(), 0);
 }
 
 TEST_F(KvCacheTest, NodesKeepTheirScopeKnown) {
-  const ScopeId used = scope();
-  BlockChain chain = Compute({1, 2, 3, 4});
-  cache_.Release(chain, kKeepAll);
+  const ScopeId used = Scope();
+  Cache(kAB);
   EXPECT_EQ(scopes_.num_uses(used), 2);
 
-  cache_.Flush();
+  cache_->Flush();
 
   EXPECT_EQ(scopes_.num_uses(used), 0);
+}
+
+TEST_F(KvCacheTest, Fault15_PublishingInAFullPoolNeverDetachesTheChain) {
+  // A long prompt fills the pool step by step; whatever it evicts, its own path stays whole.
+  Cache(kY);
+  BlockChain chain = NewChain();
+  Tokens prompt;
+  for (TokenId token = 0; token < 7 * kBlockTokens; ++token) {
+    prompt.push_back(token + 1000);
+  }
+  for (std::size_t end = kBlockTokens; end <= prompt.size(); end += kBlockTokens) {
+    cache_->Extend(chain, 1);
+    Publish(chain, Tokens(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(end)));
+    cache_->CheckInvariants();
+  }
+
+  EXPECT_EQ(NumFound(prompt), 7U);
+  EXPECT_EQ(cache_->num_available(), 0);
+  cache_->Release(chain, prompt, kKeepAll);
+  EXPECT_EQ(cache_->num_available(), 7);
+}
+
+TEST_F(KvCacheTest, Fault23_ScopesNeverShare) {
+  const std::vector<ScopeFields> fields = {
+      {.tenant = "a", .cache_scope = "", .adapter = "", .weights = ""},
+      {.tenant = "", .cache_scope = "a", .adapter = "", .weights = ""},
+      {.tenant = "", .cache_scope = "", .adapter = "a", .weights = ""},
+      {.tenant = "", .cache_scope = "", .adapter = "", .weights = "a"},
+  };
+  BlockChain chain;
+  chain.scope = scopes_.Intern(fields[0]);
+  cache_->Extend(chain, 1);
+  Publish(chain, kA);
+
+  for (const ScopeFields& each : fields) {
+    PrefixMatch match;
+    cache_->Match(scopes_.Intern(each), kA, HashBlocks(kA, kBlockTokens), kKeepAll, match);
+    EXPECT_EQ(match.nodes.size(), each.tenant == "a" ? 1U : 0U);
+  }
+}
+
+TEST_F(KvCacheTest, DemotedPathGoesFirstUpToWhatIsShared) {
+  Cache(kAX, {.priority = 0});
+  const NodeId tip = Cache(kABC, {.priority = 100});
+  Cache(kY, {.priority = 0});
+
+  cache_->Demote(tip);
+  Evict(2);
+
+  EXPECT_EQ(NumFound(kABC), 1U);
+  EXPECT_EQ(NumFound(kAX), 2U);
+  EXPECT_EQ(NumFound(kY), 1U);
+}
+
+TEST_F(KvCacheTest, DemotingStopsAtAMarkAndAtAReference) {
+  const NodeId tip = Cache(kABC);
+  const NodeId middle = Match(kAB).nodes[1];
+  cache_->AddMark(middle);
+  Cache(kY, {.priority = 0});
+
+  cache_->Demote(tip);
+  cache_->Demote(middle);
+  Evict(2);
+  EXPECT_EQ(NumFound(kABC), 2U);
+  EXPECT_EQ(NumFound(kY), 0U);
+
+  cache_->DropMark(middle);
+  Cache(kY, {.priority = 0});
+  BlockChain user = NewChain();
+  cache_->Claim(Match(kA), user);
+  cache_->Demote(middle);
+  Evict(1);
+  EXPECT_EQ(NumFound(kABC), 1U);
+  EXPECT_EQ(NumFound(kY), 1U);
+}
+
+TEST_F(KvCacheTest, ADemotedBlockThatIsUsedAgainIsRetainedAgain) {
+  const NodeId tip = Cache(kA);
+  cache_->Demote(tip);
+  BlockChain again = NewChain();
+  cache_->Claim(Match(kA), again);
+  cache_->Release(again, kA, kKeepAll);
+  Cache(kY, {.priority = 20});
+
+  Evict(1);
+
+  EXPECT_EQ(NumFound(kA), 1U);
+  EXPECT_EQ(NumFound(kY), 0U);
+}
+
+TEST_F(KvCacheTest, ANodesUidTellsLateReferences) {
+  const NodeId node = Cache(kA);
+  const std::uint64_t uid = cache_->index().uid(node);
+  EXPECT_TRUE(cache_->index().alive(node, uid));
+
+  cache_->Flush();
+  EXPECT_FALSE(cache_->index().alive(node, uid));
+
+  EXPECT_EQ(Cache(kY), node);
+  EXPECT_FALSE(cache_->index().alive(node, uid));
+}
+
+TEST_F(KvCacheTest, WithoutReuseNothingIsPublished) {
+  KvCacheConfig config = Config(8);
+  config.prefix_reuse = false;
+  Open(config);
+  BlockChain chain = NewChain();
+  cache_->Extend(chain, 2);
+
+  EXPECT_EQ(cache_->Release(chain, kAB, kKeepAll), kNoNode);
+
+  EXPECT_EQ(NumFound(kAB), 0U);
+  EXPECT_EQ(cache_->device().num_clean(), 7);
+}
+
+constexpr std::int32_t kNumManyBlocks = 1'000'000;
+
+void* LetGoOfALongChain(void* /*argument*/) {
+  ScopeTable scopes;
+  KvCacheConfig config;
+  config.num_blocks = kNumManyBlocks + 1;
+  config.block_tokens = 1;
+  KvCache cache(config, &scopes);
+  BlockChain chain;
+  chain.scope = scopes.Intern({});
+  cache.Extend(chain, kNumManyBlocks);
+  const Tokens tokens(kNumManyBlocks, 7);
+  const NodeId tip = cache.Release(chain, tokens, kKeepAll);
+  EXPECT_EQ(cache.device().num_cached(), kNumManyBlocks);
+  cache.Demote(tip);
+  EXPECT_EQ(cache.Flush(), kNumManyBlocks);
+  EXPECT_EQ(cache.index().num_nodes(), 0);
+  return nullptr;
+}
+
+TEST(KvCache, Fault16_AChainOfAMillionBlocksIsLetGoOnASmallStack) {
+  pthread_attr_t attributes;
+  ASSERT_EQ(pthread_attr_init(&attributes), 0);
+  ASSERT_EQ(pthread_attr_setstacksize(&attributes, std::size_t{256} * 1024), 0);
+  pthread_t thread = {};
+  ASSERT_EQ(pthread_create(&thread, &attributes, LetGoOfALongChain, nullptr), 0);
+  ASSERT_EQ(pthread_join(thread, nullptr), 0);
+  pthread_attr_destroy(&attributes);
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 namespace antiphon {
 namespace {
 
@@ -47,6 +49,34 @@ TEST(MicroBatcher, TakesNoRowBeyondAnyLimit) {
   EXPECT_TRUE(batcher.Take(1, 40));
   EXPECT_FALSE(batcher.Take(1, 0));
   EXPECT_EQ(batcher.tokens_left(), 14);
+}
+
+std::vector<std::int32_t> Shares(const MicroBatcher& batcher, std::vector<Chunk> chunks) {
+  batcher.ShareEqually(chunks);
+  std::vector<std::int32_t> shares;
+  for (const Chunk& chunk : chunks) {
+    shares.push_back(chunk.q_len);
+  }
+  return shares;
+}
+
+TEST(MicroBatcher, SharesAUnitEachInTurn) {
+  EXPECT_EQ(Shares(Make(8, 16), {{.start = 0, .remaining = 40}, {.start = 0, .remaining = 40}}),
+            (std::vector<std::int32_t>{8, 8}));
+  EXPECT_EQ(Shares(Make(8, 16), {{.start = 0, .remaining = 40}, {.start = 0, .remaining = 3}}),
+            (std::vector<std::int32_t>{12, 3}));
+  EXPECT_EQ(Shares(Make(8, 12), {{.start = 0, .remaining = 40}, {.start = 8, .remaining = 40}}),
+            (std::vector<std::int32_t>{8, 4}));
+}
+
+TEST(MicroBatcher, SharesEndOnBlockEdgesAlsoBehindAPartialBlock) {
+  EXPECT_EQ(Shares(Make(8, 16), {{.start = 3, .remaining = 40}, {.start = 0, .remaining = 40}}),
+            (std::vector<std::int32_t>{5, 8}));
+}
+
+TEST(MicroBatcher, SharesRespectTheLimitOfAChunk) {
+  EXPECT_EQ(Shares(Make(8, 64, /*chunk_tokens=*/8), {{.start = 0, .remaining = 40}}),
+            (std::vector<std::int32_t>{8}));
 }
 
 TEST(MicroBatcher, LeavesABlockOfBudgetToAPromptBesideAllThatDecode) {

@@ -79,5 +79,15 @@ TEST(ScopeTable, IsIdleAgainWhenTheLastUseEnds) {
   EXPECT_THROW(table.DropUse(scope), InvariantError);
 }
 
+TEST(ScopeTable, TheHashIsTheFormulaThatRoutersUse) {
+  ScopeTable table;
+  const ScopeFields fields = {
+      .tenant = "t\xc3\xa9", .cache_scope = "c", .adapter = "", .weights = "v1"};
+
+  // Computed from the formula in scope_table.h, not by this code.
+  EXPECT_EQ(HashScope(fields), 0x7c7d07d04563a740ULL);
+  EXPECT_EQ(table.hash(table.Intern(fields)), HashScope(fields));
+}
+
 }  // namespace
 }  // namespace antiphon

@@ -11,7 +11,8 @@ namespace antiphon {
 
 class StepArrays {
  public:
-  StepArrays(std::int32_t num_rows, std::int32_t num_tokens, std::int32_t num_table_deltas) {
+  StepArrays(std::int32_t num_rows, std::int32_t num_tokens, std::int32_t num_table_deltas,
+             std::int32_t num_copies = 0) {
     const auto rows = static_cast<std::size_t>(num_rows);
     const auto tokens = static_cast<std::size_t>(num_tokens);
     out_.header = Int32(kHeaderSize);
@@ -39,12 +40,13 @@ class StepArrays {
     out_.gather_slot = Int32(tokens);
     out_.positions = Int32(tokens);
     out_.table_delta = Int32(static_cast<std::size_t>(num_table_deltas) * kTableDeltaColumns);
-    out_.copy_ops = Int32(0);
+    out_.copy_ops = Int32(static_cast<std::size_t>(num_copies) * kCopyColumns);
     out_.slot_init = Int32(rows);
     out_.tokens = Int32(rows);
     out_.num_tokens = Int32(rows);
     out_.result = Int32(rows * kResultColumns);
     out_.max_table_deltas = num_table_deltas;
+    out_.max_copies = num_copies;
   }
 
   const StepBuffers& buffers() const { return out_; }

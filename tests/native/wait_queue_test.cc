@@ -24,12 +24,15 @@ TEST(WaitQueue, OrdersByPriorityThenByArrivalWhateverTheOrderOfAdding) {
   }
 
   std::vector<Handle> order;
-  while (!queue.empty()) {
-    order.push_back(queue.head());
-    queue.Remove(requests[queue.head() - 1]);
+  for (auto place = queue.begin(); place != queue.end();) {
+    const Handle handle = place->handle;
+    ++place;  // stays good when the one before it goes
+    order.push_back(handle);
+    queue.Remove(requests[handle - 1]);
   }
 
   EXPECT_EQ(order, (std::vector<Handle>{2, 4, 1, 3}));
+  EXPECT_TRUE(queue.empty());
 }
 
 TEST(WaitQueue, RemovingWhatIsNotThereChangesNothing) {

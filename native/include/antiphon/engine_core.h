@@ -186,6 +186,7 @@ class EngineCore {
     StepId step = 0;  // 0: none in flight
     std::vector<PlannedRow> rows;
     StepHolds holds;
+    std::vector<BlockId> left_blocks;  // that chains have left while the step could touch them
   };
   // A block that a request computes in this step, and that others may wait for.
   struct Contribution {

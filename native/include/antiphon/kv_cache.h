@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "antiphon/block_pool.h"
+#include "antiphon/eviction_order.h"
 #include "antiphon/kv_events.h"
 #include "antiphon/prefix_index.h"
 #include "antiphon/scope_table.h"
@@ -15,16 +16,16 @@ namespace antiphon {
 struct KvCacheConfig {
   std::int32_t num_blocks = 0;  // on the device, scratch included
   std::int32_t block_tokens = 0;
-  std::int32_t num_host_blocks = 0;  // 0: no host tier
-  bool prefix_reuse = true;          // without it nothing is ever published
-  bool partial_reuse = true;         // blocks that are not full are published and matched too
+  std::int32_t num_host_blocks = 0;       // 0: no host tier
+  bool prefix_reuse = true;               // without it nothing is ever published
+  bool partial_reuse = true;              // blocks that are not full are published and matched too
   std::int32_t offload_min_priority = 0;  // blocks below it are dropped, not offloaded
   std::int32_t offload_min_hits = 0;      // so are those that were matched less often
   // What onloading costs, in tokens that could be prefilled meanwhile: once, and for each block.
   // A prefix on the host is recomputed where that is cheaper.
   std::int32_t onload_cost_tokens = 0;
   std::int32_t onload_block_cost_tokens = 0;
-  std::int32_t num_kv_events = 0;  // that are kept for readers; 0: none
+  std::int32_t num_kv_events = 0;               // that are kept for readers; 0: none
   std::int32_t fail_host_allocation_every = 0;  // a fault knob; 0: never
 };
 
@@ -41,10 +42,10 @@ struct BlockChain {
 
 // A prefix found in the index.
 struct PrefixMatch {
-  std::vector<NodeId> nodes;      // whole blocks, from the root
-  std::int32_t num_device = 0;    // leading ones that are in device memory; the rest are on the host
-  std::int32_t num_live = 0;      // of those in device memory: referenced by a request
-  NodeId partial = kNoNode;       // a block below the last node, of which the beginning is equal
+  std::vector<NodeId> nodes;    // whole blocks, from the root
+  std::int32_t num_device = 0;  // leading ones that are in device memory; the rest are on the host
+  std::int32_t num_live = 0;    // of those in device memory: referenced by a request
+  NodeId partial = kNoNode;     // a block below the last node, of which the beginning is equal
   std::int32_t partial_tokens = 0;  // so many tokens of it
   bool pins_partial = false;        // its block is on the device and unreferenced
 
@@ -61,11 +62,13 @@ struct PrefixMatch {
   std::int32_t num_host() const { return static_cast<std::int32_t>(nodes.size()) - num_device; }
 };
 
-// Blocks that are held for the copies and reads of one step, until it is committed.
+// Blocks that are held for the copies of one step, until it is committed.
 struct StepHolds {
   std::vector<BlockId> device_blocks;
   std::vector<BlockId> host_blocks;
-  std::vector<NodeId> offloaded;  // nodes whose host block is being written
+  std::vector<BlockId> offloaded;  // those of host_blocks that are being written
+
+  bool empty() const { return device_blocks.empty() && host_blocks.empty(); }
 };
 
 // Pools and index as one: the cache of KV blocks that requests share, in device memory and, behind
@@ -74,6 +77,9 @@ struct StepHolds {
 // A block that must make room is offloaded if it may be (its content then lies on the host alone)
 // and dropped if not. A match that reaches the host is onloaded into new device blocks; the host
 // keeps its copy as long as it has room. Copies are described, never carried out.
+//
+// A block that is not full can be published too. Others that begin alike copy its beginning into a
+// block of their own, so that no published position is ever written again.
 //
 // Invariants (beside those of its parts):
 //  1. A device block's reference count is the number of chains and holds that name it.
@@ -92,6 +98,7 @@ class KvCache {
   KvCache(const KvCacheConfig& config, ScopeTable* scopes);
 
   // Starts a step: forgets the copies of the last, lets retentions run out, allows `max_copies`.
+  // REQUIRES: the last step's holds were taken, if it had copies
   void BeginStep(std::int64_t now_us, std::int32_t max_copies);
 
   // The copies that this step needs so far, in the order in which they came about.
@@ -101,6 +108,7 @@ class KvCache {
   }
 
   // What this step's copies hold; the caller gives it back with EndStep when the step is committed.
+  // Takes nothing but what the cache put in.
   StepHolds TakeHolds();
   void EndStep(StepHolds& holds);
 
@@ -114,7 +122,8 @@ class KvCache {
   // host part lies between, the partial one, copied into a new block of the chain. Returns the
   // tokens claimed.
   // REQUIRES: the cache has not changed since Match(); where a partial block is claimed,
-  // num_available() >= 1 + pins_partial after the whole blocks are referenced, num_copies_left() >= 1
+  // num_available() >= 1 + pins_partial after the whole blocks are referenced, num_copies_left() >=
+  // 1
   std::int32_t Claim(const PrefixMatch& match, BlockChain& chain);
 
   // Adds the published whole block that follows the chain's published part, if there is one that
@@ -139,32 +148,38 @@ class KvCache {
   // REQUIRES: tokens are computed, at least one and less than a block
   void PublishPartial(const BlockChain& chain, std::span<const TokenId> tokens);
 
-  void DropReference(BlockId block) { device_.DropReference(block); }
+  void DropReference(BlockId block);
 
   // Lets go of all blocks, last first. `tokens` are the chain's computed ones, of which the first
-  // `num_wanted` are worth keeping: what lies behind them and nobody else needs is forgotten, and
-  // the last block that is not full is published as a partial one. What stays is cached under the
-  // chain's retention. Leaves an empty chain: a second call changes nothing. Returns the last node
-  // that the chain leaves behind, or kNoNode.
+  // `num_wanted` are worth keeping: whole blocks of them that are not published yet are, what lies
+  // behind them and nobody else needs is forgotten, and the last block that is not full is
+  // published as a partial one. What stays is cached under the chain's retention. Leaves an empty
+  // chain of the same scope and retention: a second call changes nothing. Returns the node that the
+  // last wanted token lies in, or the last before it that is published, or kNoNode.
   NodeId Release(BlockChain& chain, std::span<const TokenId> tokens, std::int32_t num_wanted);
 
   // Marks the path from `node` up to the first node that something else needs (other children,
-  // another mark, a reference) as the first to be evicted.
+  // another mark, a reference) as the first to be evicted; with `node` itself, partial children
+  // that nothing needs.
   void Demote(NodeId node);
 
-  // Counts a reason to keep a node and its path out of Demote's reach.
-  void AddMark(NodeId node);
-  void DropMark(NodeId node);
+  // Counts a reason to keep a node and its path out of Demote's reach. A hint: eviction takes no
+  // account of it, so that the caller tells by the node's uid whether it is still there.
+  void AddMark(NodeId node) { index_.AddMark(node); }
+  void DropMark(NodeId node) { index_.DropMark(node); }
 
   // Empties every cached block of both tiers and returns how many device blocks they were.
   std::int32_t Flush();
+
+  // Where every whole block lies now, O(blocks log blocks).
+  KvSnapshot Snapshot() const;
 
   // Whether the index has a child of `node` (kNoNode: of the scope's root) with these tokens.
   bool HasChild(ScopeId scope, NodeId node, std::uint64_t hash,
                 std::span<const TokenId> tokens) const;
 
   // Grows whenever what Match() says of any text may have changed, or who references what it says.
-  std::uint64_t num_changes() const { return num_changes_; }
+  std::uint64_t num_changes() const { return index_.num_changes() + device_.num_transitions(); }
 
   bool reuses_prefixes() const { return config_.prefix_reuse; }
   std::int32_t block_tokens() const { return config_.block_tokens; }
@@ -183,17 +198,93 @@ class KvCache {
   void CheckInvariants() const;
 
  private:
-  // (K's)
+  // A child that begins like some tokens, and with how many of them.
+  struct Beginning {
+    NodeId node = kNoNode;
+    std::int32_t num_tokens = 0;
+  };
+
+  struct Place {
+    Tier tier;
+    BlockId block;
+  };
+
+  // Children of one node that are looked at for how a text goes on inside a block, latest first.
+  static constexpr std::int32_t kMaxScannedChildren = 64;
+
+  static std::size_t Index(std::int32_t id) { return static_cast<std::size_t>(id); }
+  static ParentKey NextParent(const BlockChain& chain);
+
+  // kv_match.cc
+  void MatchPartial(ScopeId scope, std::span<const TokenId> rest, PrefixMatch& match) const;
+  Beginning LongestBeginning(ParentKey parent, std::span<const TokenId> tokens, NodeId except,
+                             bool must_be_readable) const;
+  bool IsReadable(NodeId node) const;
+  Place ReadablePlace(NodeId node) const;
+
+  // kv_cache.cc
+  void ClaimPartial(const PrefixMatch& match, BlockChain& chain);
+  void Onload(NodeId node, BlockChain& chain);
+  void Reference(NodeId node);
+  void HoldDeviceBlock(BlockId block);
+  void HoldHostBlock(BlockId block);
+  void MarkCopiedInto(BlockId block) { copied_into_[Index(block)] = plan_; }
+  bool IsCopiedIntoNow(BlockId block) const { return copied_into_[Index(block)] == plan_; }
+
+  // kv_publish.cc
+  NodeId InsertNode(ParentKey parent, ScopeId scope, std::uint64_t hash,
+                    std::span<const TokenId> tokens, BlockId block);
+  void GrowNode(NodeId node, std::uint64_t hash, std::span<const TokenId> tokens);
+  void AttachDeviceBlock(NodeId node, BlockId block);
+  void PublishTail(const BlockChain& chain, BlockId block, std::span<const TokenId> tokens);
+  void ForgetSuperseded(NodeId node);
+  void PublishWanted(BlockChain& chain, std::span<const TokenId> wanted);
+  void ForgetUnwanted(BlockChain& chain, std::size_t num_wanted);
+  NodeId KeepTail(BlockChain& chain, std::span<const TokenId> wanted);
+  bool IsNeededByOthers(NodeId node) const;
+
+  // kv_tiers.cc
+  BlockId TakeBlock(std::int32_t num_reserved_copies);
+  void Evict(std::int32_t num_reserved_copies);
+  NodeId FirstToEvict();
+  bool Offload(NodeId node, std::int32_t num_reserved_copies);
+  BlockId TakeHostBlock(std::int32_t level);
+  void TakeOffDevice(NodeId node);
+  void DropHostCopy(NodeId node);
+  void RemoveNode(NodeId node);
+  void RemoveSubtree(NodeId node);
+  void UntieHeldBlocks();
+  bool IsHeldByStepsAlone(NodeId node) const;
+  bool IsNeeded(NodeId node) const;
+  bool ChildrenAreNeeded(NodeId node) const;
+  void RefreshCandidate(NodeId node);
+  void RefreshParent(ParentKey parent);
+  void Record(KvEventKind kind, NodeId node);
+  KvEvent EventOf(KvEventKind kind, NodeId node) const;
+
+  // kv_invariants.cc
+  void CheckNode(NodeId node) const;
+  void CheckTies() const;
+  void CheckHolds() const;
+  void CheckCopies() const;
+
   KvCacheConfig config_;
   ScopeTable* scopes_;
   BlockPool device_;
   BlockPool host_;
   PrefixIndex index_;
+  EvictionOrder order_;
   KvEvents events_;
+
+  std::int64_t plan_ = 0;  // counts the steps that were begun and those whose copies are settled
   std::vector<CopyOp> copies_;
   std::int32_t max_copies_ = 0;
-  std::uint64_t num_changes_ = 0;
   StepHolds holds_;
+  std::vector<std::int32_t> num_device_holds_;  // by device block: of its references, steps'
+  std::vector<std::int64_t> copied_into_;       // by device block: plan_ at the last copy to it
+  std::vector<bool> is_host_written_;           // by host block: its offload is not yet committed
+
+  std::int64_t num_host_allocations_ = 0;
   std::int64_t num_evictions_ = 0;
   std::int64_t num_offloads_ = 0;
   std::int64_t num_onloads_ = 0;
