@@ -128,6 +128,8 @@ std::vector<Variant> VariantsOf(CapacityPolicy policy, std::int64_t num_requests
                          .capacity_policy = policy,
                          .chunk_policy = number % 3 == 1 ? ChunkPolicy::kEqualProgress
                                                          : ChunkPolicy::kFirstComeFirstServed,
+                         .watermark_blocks = has_host ? -1 : 0,
+                         .cooldown_steps = has_host ? 8 : 1,
                          .num_host_blocks = has_host ? 300 : 0,
                          .faults = {}};
       variants.push_back({.name = std::string(PolicyName(policy)) + ", run-ahead " + std::to_string(run_ahead) +

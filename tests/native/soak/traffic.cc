@@ -20,10 +20,9 @@ constexpr double kLiveToHalveRate = 16;
 constexpr double kBurstChance = 0.004;
 constexpr std::int32_t kMaxBurst = 120;
 
-// About one of 32 outputs of a vocabulary of 512 ends a request.
-constexpr std::int32_t kNumEndIds = 12;
-constexpr std::array<TokenId, kNumEndIds> kEndIds = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
-constexpr std::array<TokenId, 2> kStopIds = {11, 12};
+// One of 85 outputs of a vocabulary of 512 ends a request, and one of 256 may stop it.
+constexpr std::array<TokenId, 6> kEndIds = {0, 1, 2, 3, 4, 5};
+constexpr std::array<TokenId, 2> kStopIds = {5, 6};
 
 }  // namespace
 
