@@ -51,7 +51,7 @@ py::array_t<std::uint64_t> HashPaths(PyEngineCore& self, ScopeId scope, const To
   const std::vector<std::uint64_t> hashes =
       PathHashes(self.core().scopes().hash(scope), ToSpan(tokens, "tokens"),
                  self.core().config().block_tokens);
-  return {static_cast<py::ssize_t>(hashes.size()), hashes.data()};
+  return py::array_t<std::uint64_t>(static_cast<py::ssize_t>(hashes.size()), hashes.data());
 }
 
 }  // namespace

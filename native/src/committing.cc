@@ -103,7 +103,7 @@ void EngineCore::Publish(Request& request) {
 // The outputs that wait for this prompt go on from its last token, not from its last whole block.
 void EngineCore::PublishPromptTail(const Request& request) {
   const std::int32_t start = request.chain.num_published * config_.block_tokens;
-  if (request.followers.empty() || start >= request.num_prompt ||
+  if (!cache_.reuses_prefixes() || request.followers.empty() || start >= request.num_prompt ||
       request.num_settled() < request.num_prompt) {
     return;
   }

@@ -193,7 +193,12 @@ bool EngineCore::ForkSession(std::uint64_t session, std::uint64_t new_session) {
   return sessions_.Fork(session, new_session);
 }
 
-bool EngineCore::CloseSession(std::uint64_t session) { return sessions_.Close(session); }
+bool EngineCore::CloseSession(std::uint64_t session) {
+  for (const Handle handle : requests_.HandlesOf(session)) {
+    requests_.Find(handle)->session = 0;  // its end must not bring the session back
+  }
+  return sessions_.Close(session);
+}
 
 CoreStats EngineCore::stats() const {
   const BlockPool& pool = cache_.device();

@@ -82,7 +82,8 @@ void EngineCore::CheckReferences() const {
 void EngineCore::CheckRequest(const Request& request) const {
   const BlockChain& chain = request.chain;
   Check(0 <= request.num_settled() && request.num_settled() <= request.num_computed &&
-            request.num_computed <= request.num_known() + request.num_pending,
+            (request.num_computed <= request.num_known() + request.num_pending ||
+             request.state == RequestState::kDraining),
         "I21: token counts are out of order");
   Check(0 <= request.num_pending && request.num_pending <= config_.run_ahead + 1,
         "I21: a count of tokens to come is wrong");

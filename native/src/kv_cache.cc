@@ -58,6 +58,10 @@ std::int32_t KvCache::Claim(const PrefixMatch& match, BlockChain& chain) {
     chain.tip = node;
   }
   chain.num_published = match.num_device;
+  // Onloading one evicts another block, which must not displace those that come next.
+  for (std::size_t i = Index(match.num_device); i < match.nodes.size(); ++i) {
+    HoldHostBlock(index_.block(match.nodes[i], Tier::kHost));
+  }
   if (match.partial == kNoNode || match.num_host() > 0) {
     return match.num_device * config_.block_tokens;
   }

@@ -32,10 +32,14 @@ BlockId KvCache::PublishNext(BlockChain& chain, std::uint64_t hash,
     const BlockId published = index_.block(node, Tier::kDevice);
     if (published == kNoBlock) {
       AttachDeviceBlock(node, own);
+    } else if (device_.reference_count(published) == 0) {
+      // Nobody uses the other copy: it goes at once, and nothing has to be held any longer.
+      device_.Untie(published);
+      index_.SetBlock(node, Tier::kDevice, own);
+      device_.Tie(own, node);
+      RefreshCandidate(node);
     } else {
-      if (device_.AddReference(published)) {
-        order_.SetCandidate(node, Tier::kDevice, false);
-      }
+      device_.AddReference(published);
       chain.blocks[next] = published;
       replaced = own;
       if (chain.num_published < chain.num_sent) {

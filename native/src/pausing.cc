@@ -71,23 +71,27 @@ void EngineCore::Pause(Request& request) {
   ++num_preemptions_;
 }
 
-// A fault knob: the latest request that runs is paused, as soon as it has no row in flight.
+// A fault knob: the latest request that decodes is paused, as soon as it has no row in flight. So
+// whoever comes back gets at least one token before he is paused again, and everything ends.
 void EngineCore::PauseOnPurpose() {
   const std::int32_t every = config_.faults.pause_every;
   if (every == 0) {
     return;
   }
   pause_is_due_ = pause_is_due_ || num_plans_ % every == 0;
-  if (!pause_is_due_ || running_.empty()) {
+  const auto latest = std::find_if(running_.rbegin(), running_.rend(), [this](Handle handle) {
+    return requests_.Find(handle)->state == RequestState::kDecode;
+  });
+  if (!pause_is_due_ || latest == running_.rend()) {
     return;
   }
-  Request& latest = *requests_.Find(running_.back());
-  if (latest.fenced()) {
-    latest.planned_in = num_plans_;
+  Request& request = *requests_.Find(*latest);
+  if (request.fenced()) {
+    request.planned_in = num_plans_;
     return;
   }
   pause_is_due_ = false;
-  Pause(latest);
+  Pause(request);
 }
 
 }  // namespace antiphon

@@ -71,6 +71,16 @@ void RequestTable::Remove(Request& request) {
   free_.push_back(place);
 }
 
+std::vector<Handle> RequestTable::HandlesOf(std::uint64_t session) const {
+  std::vector<Handle> handles;
+  for (const Request& request : places_) {
+    if (session != 0 && request.session == session) {
+      handles.push_back(request.handle);
+    }
+  }
+  return handles;
+}
+
 std::int32_t RequestTable::num_requests() const {
   return static_cast<std::int32_t>(places_.size() - free_.size());
 }

@@ -93,14 +93,14 @@ void WritePool(Json& out, const char* name, const BlockPool& pool) {
   out << '}';
 }
 
-void WriteNodes(Json& out, const PrefixIndex& index) {
+void WriteNodes(Json& out, const PrefixIndex& index, const EvictionOrder& order) {
   std::vector<NodeId> nodes;
   for (NodeId node = 0; node < index.max_nodes(); ++node) {
     if (index.alive(node)) {
       nodes.push_back(node);
     }
   }
-  WriteArray(out, "nodes", nodes, [&out, &index](NodeId node) {
+  WriteArray(out, "nodes", nodes, [&out, &index, &order](NodeId node) {
     const ParentKey parent = index.parent(node);
     out << "{\"node\":" << node << ",\"uid\":" << index.uid(node)
         << ",\"block\":" << index.block(node, Tier::kDevice)
@@ -109,7 +109,8 @@ void WriteNodes(Json& out, const PrefixIndex& index) {
         << ",\"parent\":" << (parent.is_root() ? kNoNode : parent.node())
         << ",\"num_children\":" << index.num_children(node)
         << ",\"num_device_children\":" << index.num_device_children(node)
-        << ",\"num_marks\":" << index.num_marks(node) << '}';
+        << ",\"num_marks\":" << index.num_marks(node) << ",\"level\":" << order.level(node)
+        << ",\"last_use\":" << order.last_use(node) << '}';
   });
 }
 
@@ -160,7 +161,7 @@ std::string EngineCore::DumpState() const {
   out << ',';
   WritePool(out, "host", cache_.host());
   out << ',';
-  WriteNodes(out, cache_.index());
+  WriteNodes(out, cache_.index(), cache_.order());
   out << '}';
   return out.Take();
 }

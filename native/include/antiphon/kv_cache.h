@@ -98,7 +98,7 @@ class KvCache {
   KvCache(const KvCacheConfig& config, ScopeTable* scopes);
 
   // Starts a step: forgets the copies of the last, lets retentions run out, allows `max_copies`.
-  // REQUIRES: the last step's holds were taken, if it had copies
+  // REQUIRES: the last step's holds were taken
   void BeginStep(std::int64_t now_us, std::int32_t max_copies);
 
   // The copies that this step needs so far, in the order in which they came about.
@@ -120,7 +120,8 @@ class KvCache {
 
   // Makes the device part of a match the start of an empty chain: its whole blocks, and, where no
   // host part lies between, the partial one, copied into a new block of the chain. Returns the
-  // tokens claimed.
+  // tokens claimed. The host part is held until the step is committed, so that ClaimNext finds all
+  // of it.
   // REQUIRES: the cache has not changed since Match(); where a partial block is claimed,
   // num_available() >= 1 + pins_partial after the whole blocks are referenced, num_copies_left() >=
   // 1
@@ -136,10 +137,11 @@ class KvCache {
   // REQUIRES: num_available() >= count
   void Extend(BlockChain& chain, std::int32_t count);
 
-  // Publishes the chain's next block, which holds `tokens`. Where that content is published
-  // already, the chain moves to the published block, so that memory in use never grows; the block
-  // that the chain had is returned with its reference, and the caller drops it when no step in
-  // flight can touch it any more. Returns kNoBlock if the chain keeps its block.
+  // Publishes the chain's next block, which holds `tokens`. Memory holds no prefix twice: where that
+  // content is published already, a copy that nobody uses makes room for the chain's, and to one
+  // that somebody uses the chain moves. Then the block that the chain had is returned with its
+  // reference, and the caller drops it when no step in flight can touch it any more. Returns
+  // kNoBlock if the chain keeps its block.
   // REQUIRES: the block is full and computed
   BlockId PublishNext(BlockChain& chain, std::uint64_t hash, std::span<const TokenId> tokens);
 
@@ -192,6 +194,7 @@ class KvCache {
   const BlockPool& device() const { return device_; }
   const BlockPool& host() const { return host_; }
   const PrefixIndex& index() const { return index_; }
+  const EvictionOrder& order() const { return order_; }
   const KvEvents& events() const { return events_; }
 
   // Checks what pools and index must have in common, O(blocks).

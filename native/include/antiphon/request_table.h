@@ -127,6 +127,9 @@ class RequestTable {
   // REQUIRES: the request holds no blocks and no slot
   void Remove(Request& request);
 
+  // The requests of a session, O(places).
+  std::vector<Handle> HandlesOf(std::uint64_t session) const;
+
   std::int32_t num_requests() const;
 
   // For checks and dumps: all places, free ones included.
