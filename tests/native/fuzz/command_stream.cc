@@ -46,7 +46,10 @@ CoreConfig CommandStream::ReadConfig() {
   config.max_step_tokens = config.block_tokens + bytes_.Between(0, 8);
   config.max_context_tokens = bytes_.Between(2, 24);
   config.max_requests = kMaxRequests;
-  config.chunk_tokens = bytes_.Next() % 2 == 0 ? 0 : config.block_tokens * bytes_.Between(1, 2);
+  config.chunk_tokens =
+      bytes_.Next() % 2 == 0
+          ? 0
+          : std::min(config.block_tokens * bytes_.Between(1, 2), config.max_step_tokens);
   config.run_ahead = bytes_.Between(0, 2);
   config.num_buffer_sets = config.run_ahead + bytes_.Between(1, 2);
   config.capacity_policy = std::array{CapacityPolicy::kMaxUtilization,
@@ -256,12 +259,14 @@ void CommandStream::CheckEvents() {
   for (const KvEvent& event : batch.lost ? std::vector<KvEvent>() : batch.events) {
     if (event.kind == KvEventKind::kRemoved) {
       Expect(blocks_.erase(event.path_hash) == 1, "I10: a block is removed that was not there");
+      Expect(std::ranges::none_of(blocks_, [&event](const auto& block) {
+               return block.second.parent_hash == event.path_hash;
+             }),
+             "I10: a block is removed before its children");
       continue;
     }
     Expect(blocks_.contains(event.path_hash) == (event.kind == KvEventKind::kMoved),
            "I10: a block is stored twice, or moved before it is stored");
-    Expect(event.parent_hash == 0 || blocks_.contains(event.parent_hash),
-           "I10: a block is stored before its parent");
     blocks_[event.path_hash] = event;
   }
   last_event_ = snapshot.sequence;

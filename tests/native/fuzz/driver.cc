@@ -77,8 +77,9 @@ bool ReachedMore() {
   return more;
 }
 
+// REQUIRES: `kept` is not empty
 Input Changed(const std::vector<Input>& kept, std::size_t max_size, Dice& dice) {
-  Input input = kept.empty() ? Input() : kept[dice.Bits() % kept.size()];
+  Input input = kept[dice.Bits() % kept.size()];
   for (std::int32_t left = dice.Between(1, 8); left > 0; --left) {
     const std::size_t place = input.empty() ? 0 : dice.Bits() % input.size();
     const auto at = input.begin() + static_cast<std::ptrdiff_t>(place);
@@ -207,6 +208,9 @@ int main(int num_arguments, char** arguments) {
     kept.push_back(input);
   }
   const std::size_t num_given = kept.size();
+  if (kept.empty()) {
+    kept.emplace_back();
+  }
   for (std::uint64_t run = 0; run < num_runs; ++run) {
     const Input input = Changed(kept, max_size, dice);
     if (const std::string wrong = Try(input); !wrong.empty()) {
