@@ -115,7 +115,7 @@ class EngineCore:
                 that it can need is there; `max_utilization` when its prompt is, and pauses the
                 latest where that was too bold; `static_batch` like the first, but a batch only
                 when the one before has ended.
-            chunk_policy: how prompts share a step's tokens: in order, or a unit each in turn.
+            chunk_policy: how prompts share a step's tokens: in order, or a block each in turn.
             watermark_blocks: under max_utilization, blocks that an admission leaves free while
                 others run; -1: one hundredth of the pool, and one for each that runs.
             cooldown_steps: under max_utilization, steps without admissions after a pause.
@@ -276,15 +276,15 @@ class EngineCore:
     ) -> tuple[list[tuple[int, int, int, int, int, int, int]], bool]:
         """Returns events of blocks stored, removed or moved, and whether some before were lost.
 
-        An event is (sequence, kind, path hash, parent's path hash or 0, scope, tiers, priority);
-        kind is 1 stored, 2 removed or 3 moved; tiers has bit 0 for the device and bit 1 for the
-        host. `after`: the sequence read last, 0 at first. A reader that lost some takes a snapshot.
+        An event is (sequence, kind, path hash, parent's path hash, scope, tiers, priority); kind is
+        1 stored, 2 removed or 3 moved; tiers has bit 0 for the device and bit 1 for the host. The
+        parent of a scope's first block is its root. `after`: the sequence read last, 0 at first. A reader that lost some takes a snapshot.
         """
 
     def kv_snapshot(self) -> tuple[int, list[tuple[int, int, int, int, int]]]:
         """Returns the sequence of the last event and all whole blocks, parents first.
 
-        A block is (path hash, parent's path hash or 0, scope, tiers, priority).
+        A block is (path hash, parent's path hash, scope, tiers, priority).
         """
 
     def match_prefix(self, scope: int, tokens: NDArray[np.int32]) -> int:

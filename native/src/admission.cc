@@ -152,7 +152,7 @@ bool EngineCore::HasTokensFor(const Request& request) const {
     num_prompts += other.state == RequestState::kPrefill && other.planned_in != num_plans_ ? 1 : 0;
   }
   return request.waiting() && batcher_.rows_left() >= num_prompts &&
-         batcher_.HasUnitsFor(num_prompts);
+         batcher_.HasBlocksFor(num_prompts);
 }
 
 // Whether the chunk that the request would compute fits; where its prefix has first to be brought

@@ -47,14 +47,15 @@ void CheckPolicies(const CoreConfig& config) {
               config.offload_min_priority <= Retention::kMaxPriority + 1,
           "offload_min_priority must be from 0 to 101");
   Require(config.offload_min_hits >= 0, "offload_min_hits must not be negative");
-  Require(config.onload_cost_tokens >= 0 && config.onload_block_cost_tokens >= 0,
-          "onload costs must not be negative");
+  Require(config.onload_cost_tokens >= 0, "onload_cost_tokens must not be negative");
+  Require(config.onload_block_cost_tokens >= 0, "onload_block_cost_tokens must not be negative");
   Require(config.num_kv_events >= 0, "num_kv_events must not be negative");
   Require(config.max_sessions >= 1, "max_sessions must be at least 1");
   Require(config.stall_passes >= 1, "stall_passes must be at least 1");
-  Require(config.faults.pause_every >= 0 && config.faults.miss_every >= 0 &&
-              config.faults.fail_host_allocation_every >= 0,
-          "faults must not be negative");
+  Require(config.faults.pause_every >= 0, "pause_every must not be negative");
+  Require(config.faults.miss_every >= 0, "miss_every must not be negative");
+  Require(config.faults.fail_host_allocation_every >= 0,
+          "fail_host_allocation_every must not be negative");
 }
 
 // Returns the configuration with its defaults worked out.

@@ -92,7 +92,8 @@ void EngineCore::CheckRequest(const Request& request) const {
         "I21: computed tokens have no block");
   Check(request.num_blocks() <= request.blocks_to_completion,
         "I15: a request holds more than it can need");
-  Check(chain.num_published * config_.block_tokens <= request.num_settled(),
+  Check(chain.num_published * config_.block_tokens <= request.num_settled() ||
+            request.state == RequestState::kOnload,
         "I7: a block is published before it is computed");
   Check(request.waiting() == (request.slot == kNoSlot),
         "a request waits with a slot or runs without");

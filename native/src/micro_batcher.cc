@@ -11,7 +11,6 @@ const char* PolicyName(ChunkPolicy policy) {
 MicroBatcher::MicroBatcher(const BatchLimits& limits)
     : limits_(limits),
       chunk_limit_(limits.chunk_tokens == 0 ? limits.max_step_tokens : limits.chunk_tokens),
-      unit_(limits.chunk_tokens == 0 ? limits.block_tokens : limits.chunk_tokens),
       max_running_(std::min(limits.max_rows, limits.max_step_tokens - limits.block_tokens + 1)) {
   ANTIPHON_CHECK(limits.block_tokens >= 1 && limits.max_step_tokens >= limits.block_tokens);
   ANTIPHON_CHECK(limits.max_rows >= 1 && chunk_limit_ >= limits.block_tokens);
@@ -41,14 +40,18 @@ void MicroBatcher::ShareEqually(std::span<Chunk> chunks) const {
     has_given = false;
     for (Chunk& chunk : chunks) {
       const std::int32_t end = chunk.start + chunk.q_len;
-      std::int32_t next = (end + unit_) / limits_.block_tokens * limits_.block_tokens;
-      next = std::min(next, chunk.start + chunk.remaining);
+      const std::int32_t edge = (end / limits_.block_tokens + 1) * limits_.block_tokens;
+      const std::int32_t next = std::min(edge, chunk.start + chunk.remaining);
       if (next > end && next - end <= left && next - chunk.start <= chunk_limit_) {
         left -= next - end;
         chunk.q_len = next - chunk.start;
         has_given = true;
       }
     }
+  }
+  if (!chunks.empty() && chunks.front().q_len == 0) {
+    Chunk& first = chunks.front();
+    first.q_len = std::min(ChunkFor(first.start, first.remaining), left);
   }
 }
 

@@ -60,7 +60,7 @@ std::vector<std::int32_t> Shares(const MicroBatcher& batcher, std::vector<Chunk>
   return shares;
 }
 
-TEST(MicroBatcher, SharesAUnitEachInTurn) {
+TEST(MicroBatcher, SharesABlockEachInTurn) {
   EXPECT_EQ(Shares(Make(8, 16), {{.start = 0, .remaining = 40}, {.start = 0, .remaining = 40}}),
             (std::vector<std::int32_t>{8, 8}));
   EXPECT_EQ(Shares(Make(8, 16), {{.start = 0, .remaining = 40}, {.start = 0, .remaining = 3}}),
@@ -77,6 +77,16 @@ TEST(MicroBatcher, SharesEndOnBlockEdgesAlsoBehindAPartialBlock) {
 TEST(MicroBatcher, SharesRespectTheLimitOfAChunk) {
   EXPECT_EQ(Shares(Make(8, 64, /*chunk_tokens=*/8), {{.start = 0, .remaining = 40}}),
             (std::vector<std::int32_t>{8}));
+}
+
+TEST(MicroBatcher, TheFirstGetsSomethingWhereNoBlockIsLeft) {
+  MicroBatcher batcher = Make(8, 16);
+  ASSERT_TRUE(batcher.Take(14, 0));
+
+  EXPECT_EQ(Shares(batcher, {{.start = 6, .remaining = 40}, {.start = 0, .remaining = 2}}),
+            (std::vector<std::int32_t>{2, 0}));
+  EXPECT_FALSE(batcher.HasBlocksFor(2));
+  EXPECT_TRUE(batcher.HasBlocksFor(1));
 }
 
 TEST(MicroBatcher, LeavesABlockOfBudgetToAPromptBesideAllThatDecode) {

@@ -87,7 +87,14 @@ class Engine {
   }
 
   void Run() {
-    while (Plan() != 0 || !in_flight_.empty()) {
+    for (;;) {
+      const bool may_plan = in_flight_.size() <= static_cast<std::size_t>(core_.config().run_ahead);
+      if (may_plan && Plan() != 0) {
+        continue;
+      }
+      if (in_flight_.empty()) {
+        return;
+      }
       Commit();
     }
   }

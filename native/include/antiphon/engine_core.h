@@ -54,7 +54,7 @@ struct CoreConfig {
   std::int32_t num_kv_events = 0;
   std::int32_t max_sessions = 65536;
   std::int32_t stall_passes = 100;
-  FaultKnobs faults;
+  FaultKnobs faults = {};
 };
 
 struct SubmitSpec {
@@ -70,7 +70,7 @@ struct SubmitSpec {
   std::int32_t adapter = 0;
   Handle leader = 0;
   std::uint64_t session = 0;  // 0: none
-  Retention retention;
+  Retention retention = {};
 };
 
 struct CoreStats {

@@ -10,7 +10,7 @@ namespace antiphon {
 // How prompts share the tokens of a step.
 enum class ChunkPolicy : std::uint8_t {
   kFirstComeFirstServed,  // in the order of their right to run, each as much as is left
-  kEqualProgress,         // a unit each in turn, until nothing is left
+  kEqualProgress,         // a block each in turn, until nothing is left
 };
 
 const char* PolicyName(ChunkPolicy policy);
@@ -50,12 +50,15 @@ class MicroBatcher {
   // REQUIRES: remaining >= 1
   std::int32_t ChunkFor(std::int32_t start, std::int32_t remaining) const;
 
-  // Shares the tokens that are left among prompts: a unit (chunk_tokens, or a block) each in turn,
-  // up to block edges, until nothing fits. Takes nothing. O(chunks + tokens / unit).
+  // Shares the tokens that are left among prompts: a block each in turn, up to block edges, until
+  // nothing fits; where not even one is left, the first gets what there is. Takes nothing.
+  // O(chunks + blocks).
   void ShareEqually(std::span<Chunk> chunks) const;
 
-  // Whether `num_prompts` can get a unit each of what is left.
-  bool HasUnitsFor(std::int32_t num_prompts) const { return num_prompts * unit_ <= tokens_left_; }
+  // Whether `num_prompts` can get a block each of what is left, or the only one something.
+  bool HasBlocksFor(std::int32_t num_prompts) const {
+    return num_prompts == 1 ? tokens_left_ > 0 : num_prompts * limits_.block_tokens <= tokens_left_;
+  }
 
   // Whether a row fits.
   bool Fits(std::int32_t num_tokens, std::int32_t num_table_deltas) const {
@@ -75,7 +78,6 @@ class MicroBatcher {
  private:
   BatchLimits limits_;
   std::int32_t chunk_limit_;
-  std::int32_t unit_;
   std::int32_t max_running_;
   std::int32_t rows_left_ = 0;
   std::int32_t tokens_left_ = 0;
