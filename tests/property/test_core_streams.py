@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.core_driver import CoreDriver
 from support.core_model import CoreModel
-from support.core_values import Ask, CoreShape, ModelRequest
+from support.core_values import Ask, CoreShape, History, seeded_uniform
 
 VOCABULARY = 5
 ROOMY = CoreShape(
@@ -19,12 +20,19 @@ ROOMY = CoreShape(
     max_step_tokens=16,
     max_context_tokens=48,
     max_requests=16,
+    partial_reuse=False,
+    prefix_deferral=False,
+    bypass_requests=0,
 )
 
 
-def fake_model(request: ModelRequest, uniform: float) -> int:
+def fake_model(history: History, uniform: float) -> int:
     """The next token is a function of the history and of the draw, as with a real model."""
-    return hash((*request.tokens, int(uniform * 1000))) % VOCABULARY
+    return hash((history.chains[-1], int(uniform * 1000))) % VOCABULARY
+
+
+def ones(_history: History, _uniform: float) -> int:
+    return 1
 
 
 def streams(shape: CoreShape, asks: Sequence[Ask], *, gap: int = 1) -> list[tuple[list[int], int]]:
@@ -36,8 +44,7 @@ def streams(shape: CoreShape, asks: Sequence[Ask], *, gap: int = 1) -> list[tupl
         handles.append(model.submit(replace(ask, scope=scope)))
         for _ in range(gap):
             if model.requests:
-                model.plan()
-                model.commit(fake_model)
+                model.step(fake_model)
                 model.check()
     model.run(fake_model)
     model.check()
@@ -79,6 +86,9 @@ def variants() -> list[CoreShape]:
             max_requests=16,
             chunk_tokens=chunk_tokens,
             prefix_reuse=reuse,
+            partial_reuse=False,
+            prefix_deferral=False,
+            bypass_requests=0,
         )
         for num_blocks, max_rows, max_step_tokens, chunk_tokens, reuse in itertools.product(
             [13, 65], [1, 4], [5, 64], [0, 4], [True, False]
@@ -106,7 +116,7 @@ def test_uniform_depends_on_seed_output_and_position_alone():
         model = CoreModel(shape)
         scope = model.scope("one")
         handles = [model.submit(replace(r, scope=scope)) for r in requests]
-        model.run(lambda _request, _uniform: 0)
+        model.run(ones)
         draws.append(model.ended[handles[requests.index(ask)]].uniforms)
 
     assert draws[0] == draws[1] == draws[2]
@@ -119,33 +129,18 @@ def test_uniform_of_a_seed_never_changes():
     ask = Ask(prompt=(1,), scope=model.scope("one"), max_output=3, seed=42, output_index=1)
 
     handle = model.submit(ask)
-    model.run(lambda _request, _uniform: 0)
+    model.run(ones)
 
-    assert model.ended[handle].uniforms == [uniform(42, 1, position) for position in range(3)]
-
-
-def uniform(seed: int, output_index: int, position: int) -> float:
-    """The formula, told a second time."""
-    mask, gamma = 2**64 - 1, 0x9E3779B97F4A7C15
-
-    def mix(x: int) -> int:
-        x ^= x >> 30
-        x = x * 0xBF58476D1CE4E5B9 & mask
-        x ^= x >> 27
-        x = x * 0x94D049BB133111EB & mask
-        return x ^ (x >> 31)
-
-    counter = output_index << 32 | position
-    key = mix((seed + gamma) & mask)
-    return (mix((key + (counter + 1) * gamma) & mask) >> 11) / 2**53
+    expected = [seeded_uniform(42, 1, position) for position in range(3)]
+    assert model.ended[handle].uniforms == expected
 
 
 def test_uniforms_are_spread_evenly():
-    model = CoreModel(CoreShape(num_blocks=600, max_context_tokens=1100, max_step_tokens=64))
+    model = CoreDriver(CoreShape(num_blocks=600, max_context_tokens=1100, max_step_tokens=64))
     ask = Ask(prompt=(1,), scope=model.scope("one"), max_output=1000, seed=3)
     handle = model.submit(ask)
 
-    model.run(lambda _request, _uniform: 0)
+    model.run(ones)
 
     draws = model.ended[handle].uniforms
     assert all(0 <= draw < 1 for draw in draws)
@@ -155,7 +150,7 @@ def test_uniforms_are_spread_evenly():
 
 
 def test_hits_that_no_request_holds_cost_as_much_as_new_blocks():
-    shape = CoreShape(num_blocks=5, block_tokens=2, max_context_tokens=8)
+    shape = replace(ROOMY, num_blocks=5, block_tokens=2, max_context_tokens=8)
     model = CoreModel(shape)
     scope = model.scope("one")
     cached = Ask(prompt=(1, 2, 3, 4, 5), scope=scope, max_output=1)
@@ -168,7 +163,7 @@ def test_hits_that_no_request_holds_cost_as_much_as_new_blocks():
     model.check()
 
     assert model.core.stats()["num_running"] == 1
-    model.commit(fake_model)
+    model.drain(fake_model)
     model.run(fake_model)
     assert model.core.stats()["num_generated_tokens_total"] == 6
 
@@ -178,8 +173,7 @@ def test_follower_of_a_request_that_generates_starts_at_once():
     scope = model.scope("one")
     ask = Ask(prompt=tuple(range(9)), scope=scope, max_output=9)
     leader = model.submit(ask)
-    model.plan()
-    model.commit(lambda _request, _uniform: 1)
+    model.step(ones)
 
     follower = model.submit(replace(ask, leader=leader))
     model.plan()
@@ -195,10 +189,10 @@ def test_equal_concurrent_prompts_share_their_blocks_once_computed():
 
     model.plan()
     assert model.core.stats()["num_blocks_used"] == 4
-    model.commit(lambda _request, _uniform: 1)
+    model.drain(ones)
 
     assert model.core.stats()["num_blocks_used"] == 2
-    model.run(lambda _request, _uniform: 1)
+    model.run(ones)
     model.check()
 
 
@@ -246,7 +240,7 @@ def test_request_of_one_output_token_runs_one_step():
 
     model.run(fake_model)
 
-    assert model.ended[handle].num_steps == 1
+    assert model.ended[handle].num_rows == 1
     assert model.core.stats()["step"] == 1
 
 
@@ -255,8 +249,7 @@ def test_tokens_beyond_what_is_kept_are_forgotten():
     scope = model.scope("one")
     handle = model.submit(Ask(prompt=(1, 2, 3), scope=scope, max_output=20))
     for _ in range(12):
-        model.plan()
-        model.commit(lambda _request, _uniform: 2)
+        model.step(ones)
 
     model.finish(handle, 6)
 

@@ -1,64 +1,112 @@
-"""A KV cache without numbers: each slot remembers the chain of tokens that was written to it."""
+"""A device and a host without numbers: each cell remembers the chain that was written to it."""
 
-from collections.abc import Mapping
+import random
 
 from antiphon_engine import _native
-from support.core_values import Buffers, Chain, ModelRequest, planned_rows
+from support.core_steps import Copy, PlannedRow, PlannedStep, Sampler
+from support.core_values import Chain, CoreShape, next_chain
+
+Cells = list[Chain | None]
+"""A block's cells; None: nothing that may be read."""
 
 
 class GhostKv:
-    """Executes plans on a ghost cache and compares every read with the request's own history."""
+    """Executes steps on ghost memory and compares every read with the request's own history.
 
-    def __init__(self, block_tokens: int) -> None:
-        self._block_tokens = block_tokens
-        self._chains: dict[int, Chain] = {}
-        self._block_tables: dict[int, dict[int, int]] = {}
+    It knows what the arrays say and nothing else: block tables by their deltas, tokens of steps
+    before by the slot's last token. Copies of one kind come in any order.
+    """
 
-    def execute(self, buffers: Buffers, requests: Mapping[int, ModelRequest]) -> set[int]:
-        """Runs a step as a device would, from the plan's bytes; returns the blocks written."""
-        header = buffers["header"]
+    def __init__(self, shape: CoreShape, rng: random.Random) -> None:
+        self._width = shape.block_tokens
+        self._rng = rng
+        self._tables: dict[int, dict[int, int]] = {}
+        self._last_tokens: dict[int, int] = {}
+        self._memory: dict[int, list[Cells]] = {
+            _native.TIER_DEVICE: self._blank(shape.num_blocks),
+            _native.TIER_HOST: self._blank(shape.num_host_blocks + 1),
+        }
+
+    def execute(self, step: PlannedStep, sample: Sampler) -> None:
+        step.check_image()
+        self._copy(step.copies)
+        self._update_tables(step)
+        for row in step.rows:
+            self._write(step, row)
+        for row in step.rows:
+            self._read(row)
+        step.buffers["tokens"][:] = -1
+        step.buffers["num_tokens"][:] = 0
+        for row in step.rows:
+            if row.samples:
+                self._sample(step, row, sample)
+        step.executed = True
+
+    def cells(self, tier: int, block: int) -> Cells:
+        return self._memory[tier][block]
+
+    def chain(self, tier: int, block: int, num_tokens: int) -> Chain:
+        """The chain up to a block's n-th token, which must have been computed."""
+        chain = self._memory[tier][block][num_tokens - 1]
+        assert chain is not None, "I7: a published block was never computed"
+        return chain
+
+    def _blank(self, num_blocks: int) -> list[Cells]:
+        return [[None] * self._width for _ in range(num_blocks)]
+
+    def _copy(self, copies: list[Copy]) -> None:
+        for kind in (_native.COPY_OFFLOAD, _native.COPY_ONLOAD, _native.COPY_ON_WRITE):
+            group = [copy for copy in copies if copy.kind == kind]
+            self._rng.shuffle(group)
+            for copy in group:
+                source = self._memory[copy.source_tier][copy.source][: copy.num_tokens]
+                assert None not in source, "I11: a copy reads what was never written"
+                holes: Cells = [None] * (self._width - copy.num_tokens)
+                self._memory[copy.destination_tier][copy.destination] = [*source, *holes]
+
+    def _update_tables(self, step: PlannedStep) -> None:
+        header, buffers = step.buffers["header"], step.buffers
         for row in buffers["slot_init"][: header[_native.HEADER_NUM_SLOT_INITS]]:
-            self._block_tables[int(buffers["slot"][row])] = {}
+            slot = int(buffers["slot"][row])
+            self._tables[slot] = {}
+            self._last_tokens.pop(slot, None)
         for slot, index, block in buffers["table_delta"][: header[_native.HEADER_NUM_TABLE_DELTAS]]:
-            self._block_tables[int(slot)][int(index)] = int(block)
-        written: set[int] = set()
-        for row, handle in planned_rows(buffers):
-            table = self._block_tables[int(buffers["slot"][row])]
-            written |= self._write(buffers, row, table, requests[handle].chains)
-        for row, handle in planned_rows(buffers):
-            table = self._block_tables[int(buffers["slot"][row])]
-            self._read(int(buffers["kv_len"][row]), table, requests[handle])
-        return written
+            self._tables[int(slot)][int(index)] = int(block)
 
-    def block_chain(self, block: int) -> Chain:
-        """The chain up to a block's last token, which must have been written."""
-        address = block * self._block_tokens + self._block_tokens - 1
-        assert address in self._chains, "I7: a published block was never computed"
-        return self._chains[address]
-
-    def _write(
-        self, buffers: Buffers, row: int, table: Mapping[int, int], chains: list[Chain]
-    ) -> set[int]:
-        first = int(buffers["cu_q"][row])
-        blocks: set[int] = set()
-        for offset, position in enumerate(
-            range(int(buffers["ctx_len"][row]), int(buffers["kv_len"][row]))
-        ):
-            address = int(buffers["slot_mapping"][first + offset])
-            assert address == self._address(table, position), (
+    def _write(self, step: PlannedStep, row: PlannedRow) -> None:
+        table = self._tables[row.slot]
+        chain = self._cell(table, row.start - 1) if row.start else row.history.root
+        for position in range(row.start, row.end):
+            at = row.first_token + position - row.start
+            token = int(step.buffers["input_ids"][at])
+            if token == -1:
+                token = self._last_tokens[int(step.buffers["gather_slot"][at])]
+            address = int(step.buffers["slot_mapping"][at])
+            block, offset = divmod(address, self._width)
+            assert block > 0, "I4: a request writes to scratch"
+            assert (block, offset) == (table[position // self._width], position % self._width), (
                 "I11: a token is written where its block table does not point"
             )
-            self._chains[address] = chains[position]
-            blocks.add(address // self._block_tokens)
-        assert 0 not in blocks, "I4: a request writes to scratch"
-        return blocks
+            assert chain is not None, "I11: a row goes on from what was never computed"
+            chain = next_chain(chain, token)
+            self._memory[_native.TIER_DEVICE][block][offset] = chain
 
-    def _read(self, kv_len: int, table: Mapping[int, int], request: ModelRequest) -> None:
-        for position, chain in enumerate(request.chains[:kv_len]):
-            assert self._chains.get(self._address(table, position)) == chain, (
-                f"I11: position {position} of {request.handle} reads another's KV"
+    def _read(self, row: PlannedRow) -> None:
+        table, width = self._tables[row.slot], self._width
+        for start in range(0, row.end, width):
+            stop = min(start + width, row.end)
+            block = self._memory[_native.TIER_DEVICE][table[start // width]]
+            assert block[: stop - start] == row.history.chains[start:stop], (
+                f"I11: positions {start} to {stop} of {row.handle} read another's KV"
             )
 
-    def _address(self, table: Mapping[int, int], position: int) -> int:
-        width = self._block_tokens
-        return table[position // width] * width + position % width
+    def _sample(self, step: PlannedStep, row: PlannedRow, sample: Sampler) -> None:
+        token = sample(row.history, float(step.buffers["uniform"][row.index]))
+        row.history.append(token)
+        self._last_tokens[row.slot] = token
+        step.buffers["tokens"][row.index] = token
+        step.buffers["num_tokens"][row.index] = 1
+
+    def _cell(self, table: dict[int, int], position: int) -> Chain | None:
+        block, offset = table[position // self._width], position % self._width
+        return self._memory[_native.TIER_DEVICE][block][offset]
