@@ -34,6 +34,9 @@ struct CostModel {
 struct Pressure {
   CapacityPolicy policy = CapacityPolicy::kGuaranteedNoEvict;
   bool lengths_are_known = false;  // max_output_tokens is what comes; else it is generous
+  // All prompts and all outputs are of one length, and all clients start at once, so that memory
+  // is full when nobody is near his end. Else short prompts get outputs of very different lengths.
+  bool in_lockstep = false;
   std::int32_t watermark_blocks = -1;
   std::int32_t cooldown_steps = 8;
   std::int32_t run_ahead = 0;

@@ -10,14 +10,14 @@ namespace antiphon::bench {
 namespace {
 
 constexpr std::int32_t kNumClients = 256;
-constexpr std::int32_t kMinPrompt = 128;
-constexpr std::int32_t kMaxPrompt = 2048;
+constexpr std::int32_t kMinPrompt = 64;
+constexpr std::int32_t kMaxPrompt = 512;
 constexpr std::int32_t kMinOutput = 16;
 constexpr std::int32_t kMaxOutput = 2048;
-constexpr double kMedianOutput = 220;
+constexpr double kMedianOutput = 500;
 constexpr double kOutputSpread = 2.0;
-// Of a request at its end, on average: half of the prompts' range and the mean of the outputs.
-constexpr std::int32_t kMeanContext = (kMinPrompt + kMaxPrompt) / 2 + 280;
+constexpr std::int32_t kMeanPrompt = (kMinPrompt + kMaxPrompt) / 2;
+constexpr std::int32_t kMeanOutput = 600;
 
 struct Client {
   std::int32_t num_output = 0;  // that the model will give
@@ -27,7 +27,7 @@ struct Client {
 };
 
 CoreConfig ConfigOf(const Pressure& pressure) {
-  return {.num_blocks = 1 + kNumClients * kMeanContext / 2 / kBlockTokens,
+  return {.num_blocks = 1 + kNumClients * (kMeanPrompt + kMeanOutput) / 2 / kBlockTokens,
           .block_tokens = kBlockTokens,
           .max_rows = kNumClients,
           .max_step_tokens = 8192,
@@ -86,13 +86,17 @@ class Run {
       return;
     }
     ++num_submitted_;
-    std::vector<TokenId> prompt(static_cast<std::size_t>(dice_.Between(kMinPrompt, kMaxPrompt)));
+    const std::int32_t num_prompt =
+        pressure_.in_lockstep ? kMeanPrompt : dice_.Between(kMinPrompt, kMaxPrompt);
+    std::vector<TokenId> prompt(static_cast<std::size_t>(num_prompt));
     for (TokenId& token : prompt) {
       token = dice_.Below(1 << 17);
     }
     const std::int32_t num_output =
-        std::clamp(static_cast<std::int32_t>(dice_.LogNormal(kMedianOutput, kOutputSpread)),
-                   kMinOutput, kMaxOutput);
+        pressure_.in_lockstep
+            ? kMeanOutput
+            : std::clamp(static_cast<std::int32_t>(dice_.LogNormal(kMedianOutput, kOutputSpread)),
+                         kMinOutput, kMaxOutput);
     const TokenId end_id = MeasuredCore::kEndId;
     const Handle handle =
         core_.Submit({.prompt = prompt,
