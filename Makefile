@@ -4,11 +4,14 @@ CONSTRAINTS ?= constraints.txt
 VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_BUILD := build/native
+CONFIGURE = $(BIN)/cmake -S native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 NATIVE_SOURCES := $(shell find native protos -name '*.cc' -o -name '*.h' -o -name '*.proto' -o -name '*.cmake' -o -name CMakeLists.txt)
-CXX_FILES := native tests/native
+CXX_FILES := native tests/native tests/bench
+REQUESTS ?= 1000000
+RUNS ?= 100000
 PIP_INSTALL = $(BIN)/pip install --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: help setup native serve check check-protos format test torture test-native bench clean
+.PHONY: help setup native serve check check-protos format test torture test-native test-native-threads soak fuzz bench bench-core clean
 .DEFAULT_GOAL := help
 # A virtual environment that was left half made is made again.
 .DELETE_ON_ERROR:
@@ -53,6 +56,31 @@ test-native: $(NATIVE_BUILD)/.configured    ## Runs the C++ tests under the addr
 bench: setup     ## Measures time to first token and tokens per second of the default model at 1, 4 and 16 streams
 	$(BIN)/python tests/bench/serving.py $(ARGS)
 
+test-native-threads: $(VENV)/.dev    ## Runs the C++ tests and a soak on two threads under the thread sanitizer
+	$(CONFIGURE) -B build/native-threads -DCMAKE_BUILD_TYPE=RelWithDebInfo -DANTIPHON_SANITIZE=thread \
+	  -DANTIPHON_BUILD_TESTS=ON -DANTIPHON_BUILD_SOAK=ON
+	$(BIN)/cmake --build build/native-threads
+	$(BIN)/ctest --test-dir build/native-threads --output-on-failure
+
+soak: $(VENV)/.dev    ## Sends REQUESTS (1000000) requests through the core under each policy and checks every read: minutes
+	$(CONFIGURE) -B build/soak -DANTIPHON_BUILD_SOAK=ON
+	$(BIN)/cmake --build build/soak
+	build/soak/antiphon_core_soak --requests=$(REQUESTS) $(ARGS)
+
+fuzz: $(VENV)/.dev    ## Runs RUNS (100000) random command streams against the core; FUZZ_CXX=clang++-16 fuzzes with libFuzzer
+	@[ -n '$(FUZZ_CXX)' ] || echo 'The driver of this project is used. For libFuzzer: apt install clang-16, then make fuzz FUZZ_CXX=clang++-16'
+	$(CONFIGURE) -B build/fuzz$(FUZZ_CXX) -DCMAKE_BUILD_TYPE=RelWithDebInfo -DANTIPHON_SANITIZE=address,undefined \
+	  -DANTIPHON_BUILD_FUZZ=ON -DANTIPHON_FUZZ_COVERAGE=ON $(if $(FUZZ_CXX),-DCMAKE_CXX_COMPILER=$(FUZZ_CXX))
+	$(BIN)/cmake --build build/fuzz$(FUZZ_CXX)
+	mkdir -p build/fuzz$(FUZZ_CXX)/corpus
+	build/fuzz$(FUZZ_CXX)/antiphon_core_fuzz -runs=$(RUNS) -max_len=400 $(ARGS) \
+	  build/fuzz$(FUZZ_CXX)/corpus tests/native/fuzz/corpus
+
+bench-core: $(VENV)/.dev    ## Measures what planning and committing a step cost in the core
+	$(CONFIGURE) -B build/bench -DANTIPHON_BUILD_BENCH=ON
+	$(BIN)/cmake --build build/bench
+	$(BIN)/python tests/bench/core.py build/bench/antiphon_core_bench $(ARGS)
+
 clean:           ## Removes what was built, the virtual environment included
 	rm -rf build $(VENV)
 
@@ -79,7 +107,8 @@ $(VENV)/.native: $(VENV)/.serve $(NATIVE_SOURCES)
 	$(PIP_INSTALL) --quiet --no-build-isolation --no-deps -e .
 	touch $@
 
-$(NATIVE_BUILD)/.configured: $(VENV)/.dev native/CMakeLists.txt
-	$(BIN)/cmake -S native -B $(NATIVE_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_BUILD_TYPE=Debug \
-	  -DANTIPHON_BUILD_TESTS=ON -DANTIPHON_SANITIZE=address,undefined -DCMAKE_EXPORT_COMPILE_COMMANDS=ON
+$(NATIVE_BUILD)/.configured: $(VENV)/.dev native/CMakeLists.txt native/cmake/proofs.cmake
+	$(CONFIGURE) -B $(NATIVE_BUILD) -DCMAKE_BUILD_TYPE=Debug \
+	  -DCMAKE_CXX_FLAGS_DEBUG='-O1 -g1' \
+	  -DANTIPHON_BUILD_TESTS=ON -DANTIPHON_BUILD_SOAK=ON -DANTIPHON_BUILD_FUZZ=ON -DANTIPHON_SANITIZE=address,undefined -DCMAKE_EXPORT_COMPILE_COMMANDS=ON
 	touch $@

@@ -18,9 +18,9 @@ void PrintPressure(const char* policy, const char* suffix, const PressureFigures
       "\"first_token_p99_s\": %.3f, \"token_gap_p50_ms\": %.1f, \"token_gap_p99_ms\": %.1f, "
       "\"request_p50_s\": %.2f, \"request_p99_s\": %.2f, \"recomputed_share\": %.4f, "
       "\"rows_per_step\": %.1f, \"num_pauses\": %lld}",
-      policy, suffix, figures.output_tokens_per_s, figures.first_token_p50_s, figures.first_token_p99_s,
-      figures.token_gap_p50_ms, figures.token_gap_p99_ms, figures.request_p50_s,
-      figures.request_p99_s, figures.recomputed_share, figures.rows_per_step,
+      policy, suffix, figures.output_tokens_per_s, figures.first_token_p50_s,
+      figures.first_token_p99_s, figures.token_gap_p50_ms, figures.token_gap_p99_ms,
+      figures.request_p50_s, figures.request_p99_s, figures.recomputed_share, figures.rows_per_step,
       static_cast<long long>(figures.num_pauses));
 }
 
@@ -88,9 +88,10 @@ int main(int num_arguments, char** arguments) {
   std::printf("\"plan_commit_us_256_context_32k\": %.2f, ", SteadyDecodeUs(256, 32768, 0));
   std::printf("\"waiting_10k_ratio\": %.2f, ", SteadyDecodeUs(256, 1024, 10000) / us_256);
   const MatchTimes match = MeasureMatch(100000);
-  std::printf("\"cold_100k_match_ms\": %.3f, \"warm_100k_match_ms\": %.3f, "
-              "\"warm_100k_lookup_ms\": %.3f",
-              match.cold_ms, match.warm_ms, match.warm_match_ms);
+  std::printf(
+      "\"cold_100k_match_ms\": %.3f, \"warm_100k_match_ms\": %.3f, "
+      "\"warm_100k_lookup_ms\": %.3f",
+      match.cold_ms, match.warm_ms, match.warm_match_ms);
   PrintPressures();
   std::printf("}\n");
   return 0;

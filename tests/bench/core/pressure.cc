@@ -128,8 +128,8 @@ class Run {
     for (std::int32_t row = 0; row < out.header[kHeaderNumRows]; ++row) {
       num_context += out.kv_len[row];
       const auto client = clients_.find(out.handle[row]);
-      const bool ends = client != clients_.end() &&
-                        out.output_position[row] + 1 == client->second.num_output;
+      const bool ends =
+          client != clients_.end() && out.output_position[row] + 1 == client->second.num_output;
       out.tokens[row] = ends ? MeasuredCore::kEndId : MeasuredCore::kToken;
       out.num_tokens[row] = (out.flags[row] & kFlagSample) != 0 ? 1 : 0;
     }

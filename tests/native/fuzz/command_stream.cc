@@ -46,15 +46,12 @@ CoreConfig CommandStream::ReadConfig() {
   config.max_step_tokens = config.block_tokens + bytes_.Between(0, 8);
   config.max_context_tokens = bytes_.Between(2, 24);
   config.max_requests = kMaxRequests;
-  config.chunk_tokens =
-      bytes_.Next() % 2 == 0
-          ? 0
-          : std::min(config.block_tokens * bytes_.Between(1, 2), config.max_step_tokens);
+  config.chunk_tokens = bytes_.Next() % 2 == 0 ? 0 : config.block_tokens * bytes_.Between(1, 2);
   config.run_ahead = bytes_.Between(0, 2);
   config.num_buffer_sets = config.run_ahead + bytes_.Between(1, 2);
-  config.capacity_policy = std::array{CapacityPolicy::kMaxUtilization,
-                                      CapacityPolicy::kGuaranteedNoEvict,
-                                      CapacityPolicy::kStaticBatch}[bytes_.Between(0, 2)];
+  config.capacity_policy =
+      std::array{CapacityPolicy::kMaxUtilization, CapacityPolicy::kGuaranteedNoEvict,
+                 CapacityPolicy::kStaticBatch}[bytes_.Between(0, 2)];
   config.chunk_policy =
       bytes_.Next() % 2 == 0 ? ChunkPolicy::kFirstComeFirstServed : ChunkPolicy::kEqualProgress;
   config.watermark_blocks = bytes_.Between(-1, 2);
@@ -259,9 +256,10 @@ void CommandStream::CheckEvents() {
   for (const KvEvent& event : batch.lost ? std::vector<KvEvent>() : batch.events) {
     if (event.kind == KvEventKind::kRemoved) {
       Expect(blocks_.erase(event.path_hash) == 1, "I10: a block is removed that was not there");
-      Expect(std::ranges::none_of(blocks_, [&event](const auto& block) {
-               return block.second.parent_hash == event.path_hash;
-             }),
+      Expect(std::ranges::none_of(blocks_,
+                                  [&event](const auto& block) {
+                                    return block.second.parent_hash == event.path_hash;
+                                  }),
              "I10: a block is removed before its children");
       continue;
     }

@@ -36,8 +36,8 @@ class Bytes {
 };
 
 // Makes of bytes a core with a pool of a few blocks and commands to it: submit, abort, finish,
-// plan, execute, commit, sessions, clock, flush. All state is checked after every command, all reads
-// by the ghost device; at the end everything must come to its end and leave nothing behind.
+// plan, execute, commit, sessions, clock, flush. All state is checked after every command, all
+// reads by the ghost device; at the end everything must come to its end and leave nothing behind.
 //
 // Throws ghost::Contradiction or what the core throws where something is wrong.
 class CommandStream : public ghost::Listener {
@@ -70,11 +70,11 @@ class CommandStream : public ghost::Listener {
   CoreConfig config_;
   std::unique_ptr<ghost::GhostEngine> engine_;
   std::int64_t now_us_ = 0;
-  std::vector<Handle> handles_;                             // all that were given
-  std::map<Handle, std::uint64_t> sessions_;                // of live requests that have one
-  std::map<Handle, std::int32_t> num_outputs_;              // of live requests
-  std::map<std::uint64_t, std::vector<TokenId>> logs_;      // of sessions
-  std::map<std::uint64_t, KvEvent> blocks_;                 // that events tell of, by path
+  std::vector<Handle> handles_;                         // all that were given
+  std::map<Handle, std::uint64_t> sessions_;            // of live requests that have one
+  std::map<Handle, std::int32_t> num_outputs_;          // of live requests
+  std::map<std::uint64_t, std::vector<TokenId>> logs_;  // of sessions
+  std::map<std::uint64_t, KvEvent> blocks_;             // that events tell of, by path
   std::int64_t last_event_ = 0;
   bool knows_blocks_ = true;  // blocks_ is what events say; false where some were lost
 };

@@ -220,8 +220,8 @@ int main(int num_arguments, char** arguments) {
       kept.push_back(input);
     }
     if ((run + 1) % 10000 == 0) {
-      std::fprintf(stderr, "%llu runs, %zu inputs kept\n",
-                   static_cast<unsigned long long>(run + 1), kept.size());
+      std::fprintf(stderr, "%llu runs, %zu inputs kept\n", static_cast<unsigned long long>(run + 1),
+                   kept.size());
     }
   }
   std::fprintf(stderr, "%zu given and %llu random inputs: nothing is wrong\n", num_given,

@@ -141,8 +141,7 @@ int main(int num_arguments, char** arguments) {
     }
     ran = true;
     Report report;
-    const auto variants =
-        antiphon::soak::VariantsOf(policy, options.num_requests, options.seed);
+    const auto variants = antiphon::soak::VariantsOf(policy, options.num_requests, options.seed);
     good = Crew(variants, options).Run(report) && good;
     std::printf("%s\n", report.Json(name).c_str());
     std::fflush(stdout);

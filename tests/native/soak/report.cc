@@ -106,8 +106,8 @@ std::string Report::Json(const std::string& policy) const {
       .Put("num_forks", counts.num_forks)
       .Put("num_rewinds", counts.num_rewinds)
       .Put("num_steps", work.num_steps)
-      .Put("steps_per_s", static_cast<std::int64_t>(
-                              Ratio(static_cast<double>(work.num_steps), work.core_cpu_s)))
+      .Put("steps_per_s",
+           static_cast<std::int64_t>(Ratio(static_cast<double>(work.num_steps), work.core_cpu_s)))
       .Put("core_us_per_row", Ratio(work.core_cpu_s * 1e6, static_cast<double>(work.num_rows)))
       .Put("rows_per_step", Ratio(work.num_rows, work.num_steps))
       .Put("num_outputs", work.num_outputs)

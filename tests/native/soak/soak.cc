@@ -41,9 +41,9 @@ class Run {
                      .stats = engine_.core().stats()};
     engine_.CheckNothingLeft();
     const TrafficCounts& counts = report.counts;
-    ghost::Expect(counts.num_submitted ==
-                      counts.num_ended + counts.num_aborted + counts.num_finished,
-                  "a request did not end once");
+    ghost::Expect(
+        counts.num_submitted == counts.num_ended + counts.num_aborted + counts.num_finished,
+        "a request did not end once");
     const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
     report.wall_s = wall.count();
     return report;
@@ -132,8 +132,8 @@ std::vector<Variant> VariantsOf(CapacityPolicy policy, std::int64_t num_requests
                          .cooldown_steps = has_host ? 8 : 1,
                          .num_host_blocks = has_host ? 300 : 0,
                          .faults = {}};
-      variants.push_back({.name = std::string(PolicyName(policy)) + ", run-ahead " + std::to_string(run_ahead) +
-                                  (has_host ? ", host tier" : ""),
+      variants.push_back({.name = std::string(PolicyName(policy)) + ", run-ahead " +
+                                  std::to_string(run_ahead) + (has_host ? ", host tier" : ""),
                           .core = core,
                           .num_requests = num_requests / 6 + (number < num_requests % 6 ? 1 : 0),
                           .seed = seed + static_cast<std::uint64_t>(number) * 1000003});

@@ -275,8 +275,8 @@ SubmitSpec Traffic::SomeSpec(ScopeId scope, const std::vector<TokenId>& prompt) 
           .scope = scope,
           .max_output_tokens = dice_.Chance(0.02) ? 1 : dice_.Between(2, 120),
           .end_ids = kEndIds,
-          .stop_ids = dice_.Chance(0.5) ? std::span<const TokenId>(kStopIds)
-                                        : std::span<const TokenId>(),
+          .stop_ids =
+              dice_.Chance(0.5) ? std::span<const TokenId>(kStopIds) : std::span<const TokenId>(),
           .seed = dice_.Bits(),
           .priority = dice_.Chance(0.8) ? 50 : dice_.Between(0, 100),
           .retention = {}};

@@ -110,7 +110,7 @@ class Traffic : public ghost::Listener {
   std::map<std::uint64_t, Session> sessions_;
   std::uint64_t next_session_ = 1;
   std::unordered_map<Handle, Ask> asks_;
-  std::multimap<std::int64_t, Handle> aborts_;               // by time
+  std::multimap<std::int64_t, Handle> aborts_;              // by time
   std::vector<std::pair<Handle, std::int32_t>> to_finish_;  // and the outputs to keep
   std::int64_t next_arrival_us_ = 0;
   std::int32_t burst_left_ = 0;

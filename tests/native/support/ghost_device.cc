@@ -202,8 +202,7 @@ void GhostDevice::Sample(const StepBuffers& step, std::int32_t row, Stream& stre
 
 std::span<Chain> GhostDevice::Block(Tier tier, BlockId block) {
   std::vector<Chain>& memory = tier == Tier::kHost ? host_ : device_;
-  const std::int32_t limit =
-      tier == Tier::kHost ? config_.num_host_blocks + 1 : config_.num_blocks;
+  const std::int32_t limit = tier == Tier::kHost ? config_.num_host_blocks + 1 : config_.num_blocks;
   Expect(block > kScratchBlock && block < limit, "a block out of range");
   const auto width = Index(config_.block_tokens);
   return std::span(memory).subspan(Index(block) * width, width);

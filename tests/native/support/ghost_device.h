@@ -63,12 +63,12 @@ class GhostDevice {
   std::int32_t vocabulary_;
   std::int32_t max_context_blocks_;
   Dice dice_;
-  std::vector<Chain> device_;              // [num_blocks, block_tokens]
-  std::vector<Chain> host_;                // [num_host_blocks + 1, block_tokens]
-  std::vector<BlockId> table_;             // [max_rows, max_context_blocks]
-  std::vector<TokenId> last_tokens_;       // [max_rows]
-  std::vector<std::int64_t> cell_steps_;   // the step that wrote a device cell last
-  std::vector<std::int64_t> slot_steps_;   // the step that had a row of this slot last
+  std::vector<Chain> device_;             // [num_blocks, block_tokens]
+  std::vector<Chain> host_;               // [num_host_blocks + 1, block_tokens]
+  std::vector<BlockId> table_;            // [max_rows, max_context_blocks]
+  std::vector<TokenId> last_tokens_;      // [max_rows]
+  std::vector<std::int64_t> cell_steps_;  // the step that wrote a device cell last
+  std::vector<std::int64_t> slot_steps_;  // the step that had a row of this slot last
   std::int64_t num_steps_ = 0;
   std::int64_t num_computed_tokens_ = 0;
   std::int64_t num_copies_ = 0;

@@ -107,8 +107,7 @@ bool GhostEngine::Plan(std::int64_t now_us) {
 
 void GhostEngine::Execute() {
   const StepBuffers& step = sets_[in_flight_[num_executed_].set]->buffers();
-  device_.Execute(step,
-                  [this](Handle handle) -> Stream& { return RecordOf(handle).stream; });
+  device_.Execute(step, [this](Handle handle) -> Stream& { return RecordOf(handle).stream; });
   ++num_executed_;
 }
 
