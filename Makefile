@@ -39,12 +39,13 @@ format: $(VENV)/.dev    ## Rewrites the sources in the project's style
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format . && $(BIN)/buf format -w protos
 	find $(CXX_FILES) -name '*.cc' -o -name '*.h' | xargs $(BIN)/clang-format -i
 
-test: setup      ## Runs the Python tests
-	$(BIN)/pytest $(ARGS)
+test: setup      ## Runs the Python tests, a file at a time on each core; ARGS="-n 0 …" takes one process
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 torture: setup   ## Runs the tests with random lives 25 times as often: minutes
 	$(BIN)/pytest --scale 25 --timeout 1200 tests/integration/cases/test_scheduling_cancellations.py \
-	  tests/integration/cases/test_scheduling_unwritten_blocks.py $(ARGS)
+	  tests/integration/cases/test_scheduling_unwritten_blocks.py \
+	  tests/integration/engine/test_engine_link.py $(ARGS)
 
 test-native: $(NATIVE_BUILD)/.configured    ## Runs the C++ tests under the address and undefined-behaviour sanitizers
 	$(BIN)/cmake --build $(NATIVE_BUILD)
@@ -62,10 +63,13 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { echo 'On Debian: apt install python3-venv' >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 
-# Dependencies first, by name and not quiet, so that the progress bars of the large ones are seen.
-$(VENV)/.serve: $(BIN)/python pyproject.toml $(CONSTRAINTS)
-	@echo 'Installing what the server needs (torch and the default model are about 700 MB) ...'
+$(VENV)/.build: $(BIN)/python pyproject.toml
 	$(PIP_INSTALL) --quiet --group build
+	touch $@
+
+# Dependencies first, by name and not quiet, so that the progress bars of the large ones are seen.
+$(VENV)/.serve: $(VENV)/.build $(CONSTRAINTS)
+	@echo 'Installing what the server needs (torch and the default model are about 700 MB) ...'
 	$(BIN)/python native/cmake/dependencies.py serve demo > $(VENV)/requirements.txt
 	$(PIP_INSTALL) --progress-bar on -r $(VENV)/requirements.txt
 	touch $@
@@ -79,7 +83,7 @@ $(VENV)/.native: $(VENV)/.serve $(NATIVE_SOURCES)
 	$(PIP_INSTALL) --quiet --no-build-isolation --no-deps -e .
 	touch $@
 
-$(NATIVE_BUILD)/.configured: $(VENV)/.dev native/CMakeLists.txt
+$(NATIVE_BUILD)/.configured: $(VENV)/.build native/CMakeLists.txt
 	$(BIN)/cmake -S native -B $(NATIVE_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_BUILD_TYPE=Debug \
-	  -DANTIPHON_BUILD_TESTS=ON -DANTIPHON_SANITIZE=address,undefined -DCMAKE_EXPORT_COMPILE_COMMANDS=ON
+	  -DCMAKE_CXX_FLAGS_DEBUG=-g1 -DANTIPHON_BUILD_TESTS=ON -DANTIPHON_SANITIZE=address,undefined -DCMAKE_EXPORT_COMPILE_COMMANDS=ON
 	touch $@
