@@ -101,14 +101,20 @@ class EngineCore:
         miss_every: int = 0,
         fail_host_allocation_every: int = 0,
     ) -> None:
-        """Block 0 is scratch. A step has at most `max_rows` rows and `max_step_tokens` tokens.
+        """Block 0 is scratch.
 
         Args:
             num_blocks: on the device, scratch included.
+            block_tokens: tokens of a block.
+            max_rows: rows of a step, and so requests that run.
+            max_step_tokens: tokens of a step.
+            max_context_tokens: prompt and output of a request together.
+            max_requests: those that run and those that wait.
             chunk_tokens: bounds one request's prompt tokens in a step (0: the step's budget alone
                 does). At most `max_step_tokens - block_tokens + 1` requests run at once, so that a
                 prompt always gets at least a block of the budget beside those that decode.
             num_buffer_sets: at least `run_ahead` + 1.
+            prefix_reuse: whether prompts reuse what others have computed.
             partial_reuse: whether the beginning of a block is reused too, by copying it.
             prefix_deferral: whether a request waits for a block that another computes this step.
             capacity_policy: who may hold memory. `guaranteed_no_evict` admits a request when all
@@ -125,16 +131,18 @@ class EngineCore:
             num_host_blocks: blocks of the host tier, numbered from 1.
             max_step_copies: rows of `copy_ops` that a step may use, which bounds bytes in flight;
                 0: the blocks of one context and one a row.
-            offload_min_priority, offload_min_hits: evicted blocks below are dropped.
-            onload_cost_tokens, onload_block_cost_tokens: what onloading costs, once and a block, in
-                tokens that could be prefilled meanwhile; where that is more than the prefix on the
-                host has, it is recomputed.
+            offload_min_priority: evicted blocks of a lower retention priority are dropped.
+            offload_min_hits: so are those that were matched less often.
+            onload_cost_tokens: what onloading costs, in tokens that could be prefilled meanwhile;
+                where that is more than the prefix on the host has, it is recomputed.
+            onload_block_cost_tokens: what it costs beside that for each block.
             num_kv_events: events that are kept for readers.
             max_sessions: sessions whose tip is remembered; the one used longest ago is forgotten.
             stall_passes: plans in a row that may find nothing to run while requests wait.
-            pause_every, miss_every, fail_host_allocation_every: faults on purpose: pauses the
-                latest request each so many steps, lets each so many prefix lookups find nothing,
-                each so many host allocations fail; 0: never.
+            pause_every: a fault on purpose: every so many plans, the latest request that decodes is
+                paused; 0: never, here and below.
+            miss_every: every so many prefix lookups, one finds nothing.
+            fail_host_allocation_every: every so many host allocations, one fails.
 
         Raises:
             ValueError: a step or a chunk is smaller than a block, or a number is too small.
@@ -278,7 +286,8 @@ class EngineCore:
 
         An event is (sequence, kind, path hash, parent's path hash, scope, tiers, priority); kind is
         1 stored, 2 removed or 3 moved; tiers has bit 0 for the device and bit 1 for the host. The
-        parent of a scope's first block is its root. `after`: the sequence read last, 0 at first. A reader that lost some takes a snapshot.
+        parent of a scope's first block is its root. `after`: the sequence read last, 0 at first. A
+        reader that lost some takes a snapshot.
         """
 
     def kv_snapshot(self) -> tuple[int, list[tuple[int, int, int, int, int]]]:

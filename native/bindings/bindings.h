@@ -22,7 +22,8 @@ void BindCore(pybind11::module_& module);
 void BindPolicies(pybind11::module_& module);
 
 // Reads the constructor's arguments.
-// Throws type_error for one that is missing or unknown, std::invalid_argument for an unknown policy.
+// Throws type_error for one that is missing or unknown, std::invalid_argument for an unknown
+// policy.
 CoreConfig ReadConfig(const pybind11::kwargs& arguments);
 
 // The core with the arrays that it writes to.

@@ -15,8 +15,7 @@ namespace {
 
 using EventTuple = std::tuple<std::int64_t, std::int32_t, std::uint64_t, std::uint64_t, ScopeId,
                               std::uint32_t, std::int32_t>;
-using BlockTuple =
-    std::tuple<std::uint64_t, std::uint64_t, ScopeId, std::uint32_t, std::int32_t>;
+using BlockTuple = std::tuple<std::uint64_t, std::uint64_t, ScopeId, std::uint32_t, std::int32_t>;
 
 std::pair<std::vector<EventTuple>, bool> ReadKvEvents(PyEngineCore& self, std::int64_t after,
                                                       std::int32_t limit) {

@@ -94,26 +94,25 @@ void BindSubmission(py::class_<PyEngineCore>& core) {
          std::uint64_t seed, std::int32_t output_index, std::int32_t priority, std::uint32_t flags,
          std::int32_t adapter, Handle leader, std::uint64_t session,
          std::int32_t retention_priority, std::int64_t retention_us) {
-        return self.core().Submit({.prompt = ToSpan(prompt, "prompt"),
-                                   .scope = scope,
-                                   .max_output_tokens = max_output_tokens,
-                                   .end_ids = ToSpan(end_ids, "end_ids"),
-                                   .stop_ids = ToSpan(stop_ids, "stop_ids"),
-                                   .seed = seed,
-                                   .output_index = output_index,
-                                   .priority = priority,
-                                   .flags = flags,
-                                   .adapter = adapter,
-                                   .leader = leader,
-                                   .session = session,
-                                   .retention = {.priority = retention_priority,
-                                                 .duration_us = retention_us}});
+        return self.core().Submit(
+            {.prompt = ToSpan(prompt, "prompt"),
+             .scope = scope,
+             .max_output_tokens = max_output_tokens,
+             .end_ids = ToSpan(end_ids, "end_ids"),
+             .stop_ids = ToSpan(stop_ids, "stop_ids"),
+             .seed = seed,
+             .output_index = output_index,
+             .priority = priority,
+             .flags = flags,
+             .adapter = adapter,
+             .leader = leader,
+             .session = session,
+             .retention = {.priority = retention_priority, .duration_us = retention_us}});
       },
       py::arg("prompt").noconvert(), py::kw_only(), "scope"_a, "max_output_tokens"_a,
       py::arg("end_ids").noconvert(), py::arg("stop_ids").noconvert(), "seed"_a,
       "output_index"_a = 0, "priority"_a = 50, "flags"_a = 0, "adapter"_a = 0, "leader"_a = 0,
-      "session"_a = 0, "retention_priority"_a = Retention::kDefaultPriority,
-      "retention_us"_a = 0);
+      "session"_a = 0, "retention_priority"_a = Retention::kDefaultPriority, "retention_us"_a = 0);
   core.def(
       "abort", [](PyEngineCore& self, Handle handle) { return self.core().Abort(handle); },
       "handle"_a);

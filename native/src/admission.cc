@@ -88,9 +88,8 @@ EngineCore::Admission EngineCore::TryAdmit(Request& request, Step& step) {
     return Admission::kDeferred;
   }
   const std::int32_t num_needed = BlocksToPromise(request) - match_.num_live;
-  if (match_.partial != kNoNode &&
-      (match_.num_host() > 0 || cache_.num_copies_left() == 0 ||
-       num_needed + (match_.pins_partial ? 1 : 0) > headroom)) {
+  if (match_.partial != kNoNode && (match_.num_host() > 0 || cache_.num_copies_left() == 0 ||
+                                    num_needed + (match_.pins_partial ? 1 : 0) > headroom)) {
     match_.DropPartial();
   }
   if (num_needed > headroom) {
@@ -201,8 +200,8 @@ bool EngineCore::IsContributed(const Request& request) const {
       return false;
     }
     const Request& other = *requests_.Find(contribution.handle);
-    return std::ranges::equal(
-        tokens, std::span<const TokenId>(other.tokens).subspan(index * width, width));
+    return std::ranges::equal(tokens,
+                              std::span<const TokenId>(other.tokens).subspan(index * width, width));
   });
 }
 
@@ -226,10 +225,9 @@ void EngineCore::Admit(Request& request) {
   request.slot = free_slots_.back();
   free_slots_.pop_back();
   request.new_slot = true;
-  const auto place =
-      std::ranges::find_if(running_, [this, &request](Handle handle) {
-        return request.precedes(*requests_.Find(handle));
-      });
+  const auto place = std::ranges::find_if(running_, [this, &request](Handle handle) {
+    return request.precedes(*requests_.Find(handle));
+  });
   running_.insert(place, request.handle);
   if (match_.num_host() > 0) {
     request.state = RequestState::kOnload;

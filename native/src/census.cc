@@ -40,8 +40,9 @@ std::string EngineCore::Census() const {
   if (num_listed > kMaxListed) {
     text += " and " + std::to_string(num_listed - kMaxListed) + " more.";
   }
-  return text + " This is a fault of the engine's: its requests fail, and it has to be restarted. "
-                "Until it is mended, more KV blocks or fewer rows make it rarer.";
+  return text +
+         " This is a fault of the engine's: its requests fail, and it has to be restarted. "
+         "Until it is mended, more KV blocks or fewer rows make it rarer.";
 }
 
 }  // namespace antiphon

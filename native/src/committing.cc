@@ -224,8 +224,7 @@ void EngineCore::GiveBack(Request& request) {
 
 // The only place where a request's blocks are given back. Of its tokens, the first `num_valid` have
 // KV and the first `num_wanted` are worth keeping. Returns the node that it leaves behind.
-NodeId EngineCore::ReleaseChain(Request& request, std::int32_t num_valid,
-                                std::int32_t num_wanted) {
+NodeId EngineCore::ReleaseChain(Request& request, std::int32_t num_valid, std::int32_t num_wanted) {
   return cache_.Release(
       request.chain,
       std::span<const TokenId>(request.tokens).first(static_cast<std::size_t>(num_valid)),

@@ -37,10 +37,9 @@ void EngineCore::CheckInvariants() const {
   Check(reserved <= cache_.num_available(), "I15: more is promised than there is");
   Check(num_waiting == num_waiting_, "the count of waiting requests is wrong");
   Check(num_paused == num_paused_, "the count of paused requests is wrong");
-  Check(std::ranges::is_sorted(running_,
-                               [this](Handle a, Handle b) {
-                                 return requests_.Find(a)->precedes(*requests_.Find(b));
-                               }),
+  Check(std::ranges::is_sorted(
+            running_,
+            [this](Handle a, Handle b) { return requests_.Find(a)->precedes(*requests_.Find(b)); }),
         "I16: running requests are not in the order of their right to run");
 }
 

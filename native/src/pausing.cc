@@ -17,8 +17,7 @@ bool EngineCore::MakeRoom(Request& request, std::int32_t num_blocks, Step& step)
   }
   std::int32_t num_expected = 0;
   for (std::size_t i = running_.size(); i-- > 0;) {
-    const std::int32_t shortfall =
-        num_unpromised - capacity_.Unreserved(cache_.num_available());
+    const std::int32_t shortfall = num_unpromised - capacity_.Unreserved(cache_.num_available());
     if (shortfall <= num_expected) {
       break;
     }
@@ -43,10 +42,9 @@ bool EngineCore::MakeRoom(Request& request, std::int32_t num_blocks, Step& step)
 
 // Blocks that nobody shares, and those that it was promised.
 std::int32_t EngineCore::NumOwnBlocks(const Request& request) const {
-  const auto num_unshared =
-      std::ranges::count_if(request.chain.blocks, [this](BlockId block) {
-        return cache_.device().reference_count(block) == 1;
-      });
+  const auto num_unshared = std::ranges::count_if(request.chain.blocks, [this](BlockId block) {
+    return cache_.device().reference_count(block) == 1;
+  });
   return static_cast<std::int32_t>(num_unshared) + request.num_reserved();
 }
 

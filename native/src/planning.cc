@@ -109,9 +109,8 @@ void EngineCore::PlanRow(Request& request, std::int32_t q_len, Step& step) {
   const bool ends_prompt = samples && request.state == RequestState::kPrefill;
   step.writer.AddRow(request, q_len);
   num_recomputed_ += std::max(std::min(end, request.num_reached) - request.num_computed, 0);
-  num_prefilled_ += std::max(std::min(end, request.num_prompt) -
-                                 std::max(request.num_computed, request.num_reached),
-                             0);
+  num_prefilled_ += std::max(
+      std::min(end, request.num_prompt) - std::max(request.num_computed, request.num_reached), 0);
   request.num_computed = end;
   request.num_reached = std::max(request.num_reached, end);
   request.num_inflight += q_len;

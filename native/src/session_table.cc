@@ -13,8 +13,7 @@ void SessionTable::SetTip(std::uint64_t session, NodeId node) {
   const auto found = tips_.find(session);
   if (found != tips_.end()) {
     const Tip old = std::exchange(
-        found->second,
-        {.node = node, .uid = cache_->index().uid(node), .age = found->second.age});
+        found->second, {.node = node, .uid = cache_->index().uid(node), .age = found->second.age});
     ages_.splice(ages_.end(), ages_, old.age);
     Drop(old);
     return;

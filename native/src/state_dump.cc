@@ -121,8 +121,7 @@ void WriteHolds(Json& out, const std::vector<const StepHolds*>& holds,
   for (const StepHolds* of_step : holds) {
     device_blocks.insert(device_blocks.end(), of_step->device_blocks.begin(),
                          of_step->device_blocks.end());
-    host_blocks.insert(host_blocks.end(), of_step->host_blocks.begin(),
-                       of_step->host_blocks.end());
+    host_blocks.insert(host_blocks.end(), of_step->host_blocks.begin(), of_step->host_blocks.end());
   }
   WriteNumbers(out, "held_blocks", device_blocks);
   out << ',';
@@ -165,6 +164,5 @@ std::string EngineCore::DumpState() const {
   out << '}';
   return out.Take();
 }
-
 
 }  // namespace antiphon

@@ -29,9 +29,8 @@ TEST(Capacity, PromisesTheNextTokenOnlyUnderMaxUtilization) {
 }
 
 TEST(Capacity, WatermarkIsLeftFreeWhileOthersRun) {
-  const Capacity chosen({.policy = CapacityPolicy::kMaxUtilization,
-                         .num_blocks = 500,
-                         .watermark_blocks = 7});
+  const Capacity chosen(
+      {.policy = CapacityPolicy::kMaxUtilization, .num_blocks = 500, .watermark_blocks = 7});
   const Capacity automatic({.policy = CapacityPolicy::kMaxUtilization, .num_blocks = 500});
 
   EXPECT_EQ(chosen.Headroom({.num_running = 3}, 20), 13);

@@ -12,8 +12,8 @@ using Rows = std::vector<Handle>;
 
 TEST(Admission, ASmallOneMayPassOneThatDoesNotFit) {
   Engine engine(SmallWith([](CoreConfig& config) { config.bypass_requests = 1; }));
-  const Handle running = engine.SubmitFrom(1, 2, 9);    // 5 of the 8 blocks
-  const Handle large = engine.SubmitFrom(20, 6, 3);     // 4
+  const Handle running = engine.SubmitFrom(1, 2, 9);  // 5 of the 8 blocks
+  const Handle large = engine.SubmitFrom(20, 6, 3);   // 4
   const Handle first_small = engine.SubmitFrom(40, 2, 1);
   const Handle second_small = engine.SubmitFrom(60, 2, 1);
 

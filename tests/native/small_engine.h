@@ -105,9 +105,7 @@ class Engine {
   // Of the step planned last.
   std::int32_t header(HeaderField field) const { return arrays(last_set_).header(field); }
   const StepBuffers& out() const { return arrays(last_set_).buffers(); }
-  std::vector<Handle> rows() const {
-    return {out().handle, out().handle + header(kHeaderNumRows)};
-  }
+  std::vector<Handle> rows() const { return {out().handle, out().handle + header(kHeaderNumRows)}; }
   // Of the step committed last.
   std::vector<std::int32_t> result(std::size_t row) const {
     return arrays(committed_set_).result(row);

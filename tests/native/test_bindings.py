@@ -115,7 +115,7 @@ def test_setting_that_cannot_work_is_refused_by_name(settings, says):
 def test_missing_and_unknown_settings_are_refused():
     sizes = asdict(SHAPE)
 
-    with pytest.raises(TypeError, match="does not know the argument num_block$"):
+    with pytest.raises(TypeError, match=r"does not know the argument num_block$"):
         _native.EngineCore(**sizes, num_block=1)
     del sizes["num_blocks"]
     with pytest.raises(TypeError, match="needs the argument num_blocks"):

@@ -137,9 +137,9 @@ class KvCache {
   // REQUIRES: num_available() >= count
   void Extend(BlockChain& chain, std::int32_t count);
 
-  // Publishes the chain's next block, which holds `tokens`. Memory holds no prefix twice: where that
-  // content is published already, a copy that nobody uses makes room for the chain's, and to one
-  // that somebody uses the chain moves. Then the block that the chain had is returned with its
+  // Publishes the chain's next block, which holds `tokens`. Memory holds no prefix twice: where
+  // that content is published already, a copy that nobody uses makes room for the chain's, and to
+  // one that somebody uses the chain moves. Then the block that the chain had is returned with its
   // reference, and the caller drops it when no step in flight can touch it any more. Returns
   // kNoBlock if the chain keeps its block.
   // REQUIRES: the block is full and computed

@@ -65,10 +65,10 @@ struct Request {
   std::int32_t adapter = 0;
 
   SlotId slot = kNoSlot;
-  bool started = false;   // has had its first row
-  bool new_slot = false;  // its next row is the first in its slot
-  std::int32_t num_valid = 0;        // while it drains: leading tokens with KV when it ended
-  std::int32_t num_wanted = 0;       // while it drains: leading tokens worth keeping
+  bool started = false;         // has had its first row
+  bool new_slot = false;        // its next row is the first in its slot
+  std::int32_t num_valid = 0;   // while it drains: leading tokens with KV when it ended
+  std::int32_t num_wanted = 0;  // while it drains: leading tokens worth keeping
   std::int32_t blocks_to_completion = 0;
   std::int32_t blocks_promised = 0;  // while it runs
   std::int64_t planned_in = 0;       // the plan that last gave it a row or passed it over
