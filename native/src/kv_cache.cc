@@ -62,7 +62,7 @@ std::int32_t KvCache::Claim(const PrefixMatch& match, BlockChain& chain) {
   for (std::size_t i = Index(match.num_device); i < match.nodes.size(); ++i) {
     HoldHostBlock(index_.block(match.nodes[i], Tier::kHost));
   }
-  if (match.partial == kNoNode || match.num_host() > 0) {
+  if (match.partial == kNoNode) {
     return match.num_device * config_.block_tokens;
   }
   ClaimPartial(match, chain);

@@ -131,14 +131,17 @@ TEST_F(EvictionOrderTest, OneAdvanceTakesABoundedNumberOfExpiries) {
     order.Retain(node, {.priority = 50, .duration_us = 10});
     order.SetCandidate(node, Tier::kDevice, true);
   }
-  order.Touch(0);  // the latest used of all
+  for (NodeId node = kNumNodes - 1; node >= 0; --node) {
+    order.Touch(node);
+  }
 
   order.Advance(10);
   order.CheckInvariants();
+  EXPECT_EQ(order.first(Tier::kDevice), EvictionOrder::kMaxExpiries - 1);
+
   order.Advance(10);
   order.CheckInvariants();
-
-  EXPECT_EQ(Drain(order).back(), 0);
+  EXPECT_EQ(order.first(Tier::kDevice), kNumNodes - 1);
 }
 
 TEST_F(EvictionOrderTest, TiersHaveCandidatesOfTheirOwn) {
@@ -162,6 +165,25 @@ TEST_F(EvictionOrderTest, AnHeirTakesTheHigherLevelAndItsExpiry) {
   order_.Advance(100);
 
   EXPECT_EQ(order_.level(1), 0);
+}
+
+TEST_F(EvictionOrderTest, NothingIsInheritedFromARetentionThatHasRunOut) {
+  order_.Retain(0, {.priority = 80, .duration_us = 100});
+  order_.Retain(1, {.priority = 20});
+  order_.Advance(100);
+
+  order_.Inherit(1, 0);
+
+  EXPECT_EQ(order_.level(1), 20);
+}
+
+TEST_F(EvictionOrderTest, ADemotedNodeGoesFirstThoughItsRetentionHasRunOut) {
+  order_.Retain(0, {.priority = 80, .duration_us = 100});
+  order_.Advance(100);
+
+  order_.Demote(0);
+
+  EXPECT_EQ(order_.level(0), EvictionOrder::kFirstToGo);
 }
 
 TEST_F(EvictionOrderTest, APriorityOutOfRangeIsRefused) {

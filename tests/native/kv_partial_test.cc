@@ -288,6 +288,43 @@ TEST_F(KvPartialTest, AMarkedTailDoes) {
   EXPECT_EQ(NumFound(kY), 0U);
 }
 
+TEST_F(KvPartialTest, VeryManyTailsAreANeed) {
+  Open(Config(/*num_blocks=*/200));
+  for (TokenId token = 100; token < 165; ++token) {
+    Cache({1, 2, 3, 4, token}, {.priority = 90});
+  }
+  Cache(kY, {.priority = 50});
+
+  cache_->Demote(Match(kA).nodes[0]);
+  Evict(1);
+
+  EXPECT_EQ(NumFound(kY), 0U);
+}
+
+TEST_F(KvPartialTest, AChainThatMovesLeavesWhatItsTailHasInherited) {
+  Cache(kABegun, {.priority = 90});
+  BlockChain first = Compute({1, 2, 3, 4, 5, 6, 7}, {.priority = 10});
+  cache_->PublishPartial(first, Tokens{5, 6, 7});
+  Cache(kAB, {.priority = 10});
+  Publish(first, kAB);
+  cache_->Release(first, kAB, kKeepAll);
+  Cache(kY, {.priority = 50});
+
+  Evict(1);
+
+  EXPECT_EQ(NumFound(kAB), 2U);
+  EXPECT_EQ(NumFound(kY), 0U);
+}
+
+TEST_F(KvPartialTest, ABeginningIsLessThanABlock) {
+  Cache(kA);
+  PrefixMatch match;
+
+  cache_->Match(Scope(), kA, {}, kKeepAll, match);
+
+  EXPECT_EQ(match.partial_tokens, 3);
+}
+
 TEST_F(KvPartialTest, OnlySoManyChildrenAreLookedAt) {
   Open(Config(/*num_blocks=*/200));
   Cache(kABegun);

@@ -210,6 +210,17 @@ TEST(PrefixIndex, ChildrenOnTheDeviceAreCountedApart) {
   index.CheckInvariants();
 }
 
+TEST(PrefixIndex, AChildThatIsRemovedIsOnTheDeviceNoMore) {
+  PrefixIndex index(4, 1);
+  const NodeId top = Insert(index, ParentKey::Root(1), {1});
+  const NodeId leaf = Insert(index, ParentKey::Node(top), {2});
+  index.SetBlock(leaf, Tier::kDevice, 2);
+
+  index.Remove(leaf);
+
+  EXPECT_EQ(index.num_device_children(top), 0);
+}
+
 TEST(PrefixIndex, AChildOnTheDeviceBelowAParentOnTheHostIsFoundOut) {
   PrefixIndex index(4, 1);
   const NodeId top = Insert(index, ParentKey::Root(1), {1});

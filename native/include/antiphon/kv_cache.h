@@ -45,7 +45,8 @@ struct PrefixMatch {
   std::vector<NodeId> nodes;    // whole blocks, from the root
   std::int32_t num_device = 0;  // leading ones that are in device memory; the rest are on the host
   std::int32_t num_live = 0;    // of those in device memory: referenced by a request
-  NodeId partial = kNoNode;     // a block below the last node, of which the beginning is equal
+  // A block below the last node, of which the beginning is equal; none where num_host() > 0.
+  NodeId partial = kNoNode;
   std::int32_t partial_tokens = 0;  // so many tokens of it
   bool pins_partial = false;        // its block is on the device and unreferenced
 
