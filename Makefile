@@ -42,12 +42,13 @@ format: $(VENV)/.dev    ## Rewrites the sources in the project's style
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format . && $(BIN)/buf format -w protos
 	find $(CXX_FILES) -name '*.cc' -o -name '*.h' | xargs $(BIN)/clang-format -i
 
-test: setup      ## Runs the Python tests
-	$(BIN)/pytest $(ARGS)
+test: setup      ## Runs the Python tests, a file at a time on each core; ARGS="-n 0 …" takes one process
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 torture: setup   ## Runs the tests with random lives 25 times as often: minutes
 	$(BIN)/pytest --scale 25 --timeout 1200 tests/integration/cases/test_scheduling_cancellations.py \
-	  tests/integration/cases/test_scheduling_unwritten_blocks.py $(ARGS)
+	  tests/integration/cases/test_scheduling_unwritten_blocks.py \
+	  tests/integration/engine/test_engine_link.py $(ARGS)
 
 test-native: $(NATIVE_BUILD)/.configured    ## Runs the C++ tests under the address and undefined-behaviour sanitizers
 	$(BIN)/cmake --build $(NATIVE_BUILD)
@@ -56,18 +57,18 @@ test-native: $(NATIVE_BUILD)/.configured    ## Runs the C++ tests under the addr
 bench: setup     ## Measures time to first token and tokens per second of the default model at 1, 4 and 16 streams
 	$(BIN)/python tests/bench/serving.py $(ARGS)
 
-test-native-threads: $(VENV)/.dev    ## Runs the C++ tests and a soak on two threads under the thread sanitizer
+test-native-threads: $(VENV)/.build    ## Runs the C++ tests and a soak on two threads under the thread sanitizer
 	$(CONFIGURE) -B build/native-threads -DCMAKE_BUILD_TYPE=RelWithDebInfo -DANTIPHON_SANITIZE=thread \
 	  -DANTIPHON_BUILD_TESTS=ON -DANTIPHON_BUILD_SOAK=ON
 	$(BIN)/cmake --build build/native-threads
 	$(BIN)/ctest --test-dir build/native-threads --output-on-failure
 
-soak: $(VENV)/.dev    ## Sends REQUESTS (1000000) requests through the core under each policy and checks every read: minutes
+soak: $(VENV)/.build    ## Sends REQUESTS (1000000) requests through the core under each policy and checks every read: minutes
 	$(CONFIGURE) -B build/soak -DANTIPHON_BUILD_SOAK=ON
 	$(BIN)/cmake --build build/soak
 	build/soak/antiphon_core_soak --requests=$(REQUESTS) $(ARGS)
 
-fuzz: $(VENV)/.dev    ## Runs RUNS (100000) random command streams against the core; FUZZ_CXX=clang++-16 fuzzes with libFuzzer
+fuzz: $(VENV)/.build    ## Runs RUNS (100000) random command streams against the core; FUZZ_CXX=clang++-16 fuzzes with libFuzzer
 	@[ -n '$(FUZZ_CXX)' ] || echo 'The driver of this project is used. For libFuzzer: apt install clang-16, then make fuzz FUZZ_CXX=clang++-16'
 	$(CONFIGURE) -B build/fuzz$(FUZZ_CXX) -DCMAKE_BUILD_TYPE=RelWithDebInfo -DANTIPHON_SANITIZE=address,undefined \
 	  -DANTIPHON_BUILD_FUZZ=ON -DANTIPHON_FUZZ_COVERAGE=ON $(if $(FUZZ_CXX),-DCMAKE_CXX_COMPILER=$(FUZZ_CXX))
@@ -93,10 +94,13 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { echo 'On Debian: apt install python3-venv' >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 
-# Dependencies first, by name and not quiet, so that the progress bars of the large ones are seen.
-$(VENV)/.serve: $(BIN)/python pyproject.toml $(CONSTRAINTS)
-	@echo 'Installing what the server needs (torch and the default model are about 700 MB) ...'
+$(VENV)/.build: $(BIN)/python pyproject.toml
 	$(PIP_INSTALL) --quiet --group build
+	touch $@
+
+# Dependencies first, by name and not quiet, so that the progress bars of the large ones are seen.
+$(VENV)/.serve: $(VENV)/.build $(CONSTRAINTS)
+	@echo 'Installing what the server needs (torch and the default model are about 700 MB) ...'
 	$(BIN)/python native/cmake/dependencies.py serve demo > $(VENV)/requirements.txt
 	$(PIP_INSTALL) --progress-bar on -r $(VENV)/requirements.txt
 	touch $@
@@ -110,8 +114,8 @@ $(VENV)/.native: $(VENV)/.serve $(NATIVE_SOURCES)
 	$(PIP_INSTALL) --quiet --no-build-isolation --no-deps -e .
 	touch $@
 
-$(NATIVE_BUILD)/.configured: $(VENV)/.dev native/CMakeLists.txt native/cmake/proofs.cmake
-	$(CONFIGURE) -B $(NATIVE_BUILD) -DCMAKE_BUILD_TYPE=Debug \
-	  -DCMAKE_CXX_FLAGS_DEBUG='-O1 -g1' \
-	  -DANTIPHON_BUILD_TESTS=ON -DANTIPHON_BUILD_SOAK=ON -DANTIPHON_BUILD_FUZZ=ON -DANTIPHON_SANITIZE=address,undefined -DCMAKE_EXPORT_COMPILE_COMMANDS=ON
+$(NATIVE_BUILD)/.configured: $(VENV)/.build native/CMakeLists.txt native/cmake/proofs.cmake
+	$(CONFIGURE) -B $(NATIVE_BUILD) -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG='-O1 -g1' \
+	  -DANTIPHON_SANITIZE=address,undefined -DCMAKE_EXPORT_COMPILE_COMMANDS=ON \
+	  -DANTIPHON_BUILD_TESTS=ON -DANTIPHON_BUILD_SOAK=ON -DANTIPHON_BUILD_FUZZ=ON
 	touch $@

@@ -4,6 +4,7 @@ On CUDA everything is launched on the current stream of the engine's thread, in 
 here waits for it except a fence.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
@@ -39,11 +40,11 @@ class Device:
     name: str
 
     @classmethod
-    def open(cls, name: str) -> "Device":
+    def open(cls, name: str, *, has_cuda: Callable[[], bool] = torch.cuda.is_available) -> "Device":
         """Returns the device. Raises StartupError where this machine or PyTorch has none."""
         if name not in ("cpu", "cuda"):
             raise StartupError(f"engine.device {name!r} is not supported: cpu or cuda")
-        if name == "cuda" and not torch.cuda.is_available():
+        if name == "cuda" and not has_cuda():
             build = "finds no device" if torch.version.cuda else "is built without CUDA"
             raise StartupError(f"engine.device is cuda, but PyTorch {torch.__version__} {build}")
         return cls(name)

@@ -58,8 +58,6 @@ def _draw_filtered(scaled_rv: Tensor, params: DrawParams, device: Device) -> Ten
 def _first_above(weights_rv: Tensor, uniform_r: Tensor) -> Tensor:
     """Returns in each row the first index up to which more than its part of the sum lies."""
     cumulated_rv = weights_rv.cumsum(-1)
-    total_r = cumulated_rv[:, -1]
-    # Below the sum, so that rounding never leads past the end, nor to a token of weight zero.
-    below_r = torch.nextafter(total_r, torch.full_like(total_r, -torch.inf))
-    target_r = torch.minimum(uniform_r * total_r, below_r)
-    return torch.searchsorted(cumulated_rv, target_r[:, None], right=True)[:, 0]
+    # Below the sum, since uniforms are below 1: the search never leads past the end.
+    target_r1 = (uniform_r * cumulated_rv[:, -1])[:, None]
+    return torch.searchsorted(cumulated_rv, target_r1, right=True)[:, 0]

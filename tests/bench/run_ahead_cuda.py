@@ -3,7 +3,9 @@
 Everything is on: greedy and seeded requests, penalties, log-probabilities, forced pauses, and a
 pool so small that its blocks go through main memory. The last line is one JSON object: steps per
 second of each depth, with the whole cache on the device and with the host's beside it. Ends with
-an error where tokens differ; under bfloat16 they may by rounding alone, since batches differ.
+an error where greedy tokens differ. Of those that are drawn it counts the requests that differ:
+batches of other sizes round otherwise, and a draw that lies on the edge between two tokens falls on
+either side.
 Needs the engine's dependencies and transformers; `tests` and `engine` on PYTHONPATH.
 """
 
@@ -150,14 +152,22 @@ def run(config: EngineConfig, checkpoint: Path, requests: list[GenerationRequest
     return Run(tokens, num_steps, wall_s, stats)
 
 
-def check_equal(name: str, run: Run, expected: Run, num_requests: int) -> None:
-    """Ends the program where a request does not say what it should."""
-    for request_id in range(NUM_WAVES * num_requests):
-        wanted = expected.tokens[request_id % num_requests]
-        if run.tokens[request_id] != wanted:
+def num_drawn_otherwise(
+    name: str, run: Run, expected: Run, requests: list[GenerationRequest]
+) -> int:
+    """Counts the drawn requests that differ; ends the program where a greedy one does."""
+    num_other = 0
+    for request_id in range(NUM_WAVES * len(requests)):
+        index = request_id % len(requests)
+        wanted = expected.tokens[index]
+        if run.tokens[request_id] == wanted:
+            continue
+        if requests[index].sampling.temperature == 0:
             raise SystemExit(
                 f"{name}: request {request_id} says {run.tokens[request_id]}, not {wanted}"
             )
+        num_other += 1
+    return num_other
 
 
 def main() -> None:
@@ -191,11 +201,12 @@ def main() -> None:
             "requests": arguments.requests,
         }
         expected: Run | None = None
+        num_other = 0
         for name, config in (("whole", whole), ("through_host", through_host)):
             for depth in DEPTHS:
                 done = run(replace(config, run_ahead=depth), checkpoint, requests)
                 expected = expected or done
-                check_equal(f"{name}, {depth} ahead", done, expected, len(requests))
+                num_other += num_drawn_otherwise(f"{name}, {depth} ahead", done, expected, requests)
                 figures[f"{name}_steps_per_s_{depth}"] = done.steps_per_s
                 print(f"{name}, {depth} ahead: {done.steps_per_s} steps/s", file=sys.stderr)
                 if config is through_host:
@@ -207,8 +218,12 @@ def main() -> None:
                 done = run(paused, checkpoint, requests)
                 assert done.stats.num_preemptions_total, "nobody was paused"
                 assert expected is not None
-                check_equal(f"{name}, paused, {depth} ahead", done, expected, len(requests))
-        figures["tokens_equal"] = True
+                num_other += num_drawn_otherwise(
+                    f"{name}, paused, {depth} ahead", done, expected, requests
+                )
+        figures["greedy_tokens_equal"] = True
+        figures["drawn_requests_that_differ"] = num_other
+        figures["drawn_requests"] = 4 * len(DEPTHS) * NUM_WAVES * (len(requests) // 2)
         print(json.dumps(figures))
 
 

@@ -178,7 +178,7 @@ class NaiveCache {
         nodes_.erase(*partial);
       }
       NaiveNode& node = nodes_.at(path);
-      if (node.device == kNoBlock) {
+      if (node.device == kNoBlock || num_references(node.device) == 0) {
         node.device = own;
       } else {
         ++references_[node.device];

@@ -68,6 +68,7 @@ class Variant:
     used: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     in_sessions: bool = True
+    num_examples: int = 8
 
 
 LATE = ("inputs that are still unknown",)
@@ -119,6 +120,7 @@ VARIANTS = [
         name="max utilization ahead",
         shape=replace(TIGHT, capacity_policy="max_utilization", watermark_blocks=0, run_ahead=2),
         used=("num_preemptions_total", *LATE),
+        num_examples=30,
     ),
     Variant(
         name="static batch",
@@ -161,8 +163,11 @@ VARIANTS = [
             run_ahead=1,
             fail_host_allocation_every=2,
             capacity_policy="max_utilization",
+            watermark_blocks=0,
+            cooldown_steps=0,
         ),
         used=("num_offloads_total", "num_preemptions_total"),
+        num_examples=30,
     ),
     *[
         Variant(
@@ -245,7 +250,7 @@ def bounded(num_examples: int) -> settings:
 def test_what_is_said_is_the_same_by_every_way_of_computing(variant, scale):
     counters: Counter[str] = Counter()
 
-    @bounded(10 * scale)
+    @bounded(variant.num_examples * scale)
     @given(conversations=workloads(), seed=st.integers(0, 2**32))
     def run(conversations: list[Conversation], seed: int) -> None:
         together, used = outcomes(
@@ -261,7 +266,7 @@ def test_what_is_said_is_the_same_by_every_way_of_computing(variant, scale):
 
 
 def test_what_is_said_is_the_same_under_any_settings_together(scale):
-    @bounded(80 * scale)
+    @bounded(50 * scale)
     @given(shape=mixed_shapes(), conversations=workloads(), seed=st.integers(0, 2**32))
     def run(shape: CoreShape, conversations: list[Conversation], seed: int) -> None:
         together, _ = outcomes(shape, conversations, seed)

@@ -231,7 +231,7 @@ FEATURES = (
 )
 
 
-@pytest.mark.parametrize(("machine", "num_examples"), [(CoreMachine, 60), (FullCoreMachine, 120)])
+@pytest.mark.parametrize(("machine", "num_examples"), [(CoreMachine, 40), (FullCoreMachine, 80)])
 @pytest.mark.timeout(0)
 def test_core_keeps_its_invariants_over_random_histories(machine, num_examples, scale):
     run_state_machine_as_test(

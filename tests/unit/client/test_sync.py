@@ -116,6 +116,15 @@ def read_with_interrupt(client, after):
         pieces.append(piece)
 
 
+@pytest.fixture
+def interruptible():
+    """What runs in a shell's background, as the tests may, ignores interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_wait_goes_on_where_it_was():
     async def slow(frame, context):
         if frame.HasField("generate"):

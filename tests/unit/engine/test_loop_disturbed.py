@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -162,7 +163,7 @@ def test_what_a_closed_session_left_goes_first() -> None:
         stop = StopParams(max_output_tokens=1)
         harness.submit(1, request(*older, stop=stop))
         harness.run()
-        harness.submit(2, replace_session(request(*newer, stop=stop), 77))
+        harness.submit(2, msgspec.structs.replace(request(*newer, stop=stop), session=77))
         harness.run()
 
         harness.send(CloseSession(session=77))
@@ -170,12 +171,6 @@ def test_what_a_closed_session_left_goes_first() -> None:
         harness.run()
 
         assert cached_tokens(harness, older) > cached_tokens(harness, newer)
-
-
-def replace_session(asked: GenerationRequest, session: int) -> GenerationRequest:
-    return GenerationRequest(
-        prompt=asked.prompt, sampling=asked.sampling, stop=asked.stop, session=session
-    )
 
 
 def cached_tokens(harness: LoopHarness, prompt: range) -> int:

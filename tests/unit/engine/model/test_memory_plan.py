@@ -1,10 +1,10 @@
 import pytest
-import torch
 from structlog.testing import capture_logs
 
 from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.errors import StartupError
 from antiphon_engine.cpu_topology import num_physical_cores
+from antiphon_engine.device import Device
 from antiphon_engine.executor import Executor
 from antiphon_engine.memory_plan import (
     AvailableMemory,
@@ -165,10 +165,9 @@ def test_what_is_not_built_is_refused_by_name(tmp_path, settings, named):
         Executor(EngineConfig(**settings, num_threads=1), checkpoint)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
-def test_a_device_that_is_not_there_is_refused_by_name(tmp_path):
+def test_a_device_that_is_not_there_is_refused_by_name():
     with pytest.raises(StartupError, match=r"engine\.device is cuda, but PyTorch"):
-        Executor(EngineConfig(device="cuda"), make_checkpoint(tmp_path))
+        Device.open("cuda", has_cuda=lambda: False)
 
 
 def test_estimated_weights_are_those_of_the_files(tmp_path):
