@@ -86,10 +86,16 @@ void PlanWriter::Finish(StepId step, std::span<const CopyOp> copies) {
 }
 
 void PlanWriter::WriteTokens(const Request& request, std::int32_t q_len) {
-  std::int32_t position = request.num_computed;
-  for (std::int32_t i = 0; i < q_len; ++i, ++position) {
-    const std::int32_t block_index = position / block_tokens_;
-    const std::int32_t offset = position - block_index * block_tokens_;
+  const std::int32_t first = request.num_computed;
+  // Decoding goes on in the last block; divisions are worth avoiding there.
+  const std::int32_t last_start = (request.num_blocks() - 1) * block_tokens_;
+  std::int32_t block_index = first >= last_start ? request.num_blocks() - 1 : first / block_tokens_;
+  std::int32_t offset = first - block_index * block_tokens_;
+  for (std::int32_t position = first; position < first + q_len; ++position, ++offset) {
+    if (offset == block_tokens_) {
+      ++block_index;
+      offset = 0;
+    }
     const auto block =
         static_cast<std::int64_t>(request.chain.blocks[static_cast<std::size_t>(block_index)]);
     const bool is_known = position < request.num_known();

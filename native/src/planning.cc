@@ -54,10 +54,10 @@ void EngineCore::PlanDecodes(Step& step) {
         request.num_output() + request.num_pending >= request.output_limit) {
       continue;
     }
-    const std::int32_t num_blocks = BlocksFor(request.num_computed + 1, config_.block_tokens);
+    const bool needs_block = request.num_computed >= request.num_blocks() * config_.block_tokens;
+    const std::int32_t num_blocks = request.num_blocks() + (needs_block ? 1 : 0);
     const std::int32_t num_deltas = NumTableDeltas(request.chain, num_blocks);
-    if (batcher_.Fits(1, num_deltas) &&
-        MakeRoom(request, num_blocks - request.num_blocks(), step)) {
+    if (batcher_.Fits(1, num_deltas) && (!needs_block || MakeRoom(request, 1, step))) {
       batcher_.Take(1, num_deltas);
       PlanRow(request, 1, step);
     }
@@ -104,7 +104,9 @@ bool EngineCore::PlanChunk(Request& request, std::int32_t q_len, Step& step) {
 
 void EngineCore::PlanRow(Request& request, std::int32_t q_len, Step& step) {
   const std::int32_t end = request.num_computed + q_len;
-  TakeBlocks(request, BlocksFor(end, config_.block_tokens) - request.num_blocks());
+  if (end > request.num_blocks() * config_.block_tokens) {
+    TakeBlocks(request, BlocksFor(end, config_.block_tokens) - request.num_blocks());
+  }
   const bool samples = q_len == request.num_remaining();
   const bool ends_prompt = samples && request.state == RequestState::kPrefill;
   step.writer.AddRow(request, q_len);
@@ -131,9 +133,6 @@ void EngineCore::PlanRow(Request& request, std::int32_t q_len, Step& step) {
 }
 
 void EngineCore::TakeBlocks(Request& request, std::int32_t count) {
-  if (count <= 0) {
-    return;
-  }
   const std::int32_t num_promised = std::min(count, request.num_reserved());
   cache_.Extend(request.chain, count);
   capacity_.Settle(num_promised);

@@ -35,9 +35,32 @@ struct Refusal {
 
 // One output that is being made. Counts are tokens unless they say otherwise.
 struct Request {
+  // What every step reads comes first, close together.
   Handle handle = 0;
   RequestState state = RequestState::kFree;
+  bool started = false;     // has had its first row
+  bool new_slot = false;    // its next row is the first in its slot
   std::uint32_t epoch = 0;  // grows whenever rows that are in flight become void
+  std::uint32_t flags = 0;
+  SlotId slot = kNoSlot;
+  std::int64_t planned_in = 0;  // the plan that last gave it a row or passed it over
+  std::int32_t adapter = 0;
+  std::int32_t num_prompt = 0;
+  std::int32_t num_computed = 0;  // leading tokens whose KV is there or being computed
+  std::int32_t num_inflight = 0;  // of those: planned, not committed
+  std::int32_t num_pending = 0;   // output tokens that steps in flight will bring
+  std::int32_t num_reached = 0;   // the most that were ever computed
+  std::int32_t num_steps = 0;
+  std::int32_t max_output = 0;    // what the caller allows
+  std::int32_t output_limit = 0;  // the same, cut to the context
+  std::int32_t output_index = 0;
+  std::uint64_t seed = 0;
+  std::vector<TokenId> tokens;  // prompt, then output
+  BlockChain chain;
+  std::int32_t blocks_promised = 0;         // while it runs
+  std::vector<std::uint64_t> block_hashes;  // of whole blocks, as far as they were needed
+  std::vector<TokenId> end_ids;             // sorted
+  std::vector<TokenId> stop_ids;            // sorted
 
   std::uint64_t arrival = 0;
   std::int32_t priority = 0;
@@ -45,37 +68,12 @@ struct Request {
   Handle leader = 0;
   std::vector<Handle> followers;
 
-  std::vector<TokenId> tokens;              // prompt, then output
-  std::vector<std::uint64_t> block_hashes;  // of whole blocks, as far as they were needed
-  std::int32_t num_prompt = 0;
-  std::int32_t num_computed = 0;  // leading tokens whose KV is there or being computed
-  std::int32_t num_inflight = 0;  // of those: planned, not committed
-  std::int32_t num_pending = 0;   // output tokens that steps in flight will bring
-  std::int32_t num_reached = 0;   // the most that were ever computed
-  std::int32_t num_steps = 0;
-
-  std::int32_t max_output = 0;    // what the caller allows
-  std::int32_t output_limit = 0;  // the same, cut to the context
-  std::vector<TokenId> end_ids;   // sorted
-  std::vector<TokenId> stop_ids;  // sorted
-
-  std::uint64_t seed = 0;
-  std::int32_t output_index = 0;
-  std::uint32_t flags = 0;
-  std::int32_t adapter = 0;
-
-  SlotId slot = kNoSlot;
-  bool started = false;         // has had its first row
-  bool new_slot = false;        // its next row is the first in its slot
-  std::int32_t num_valid = 0;   // while it drains: leading tokens with KV when it ended
-  std::int32_t num_wanted = 0;  // while it drains: leading tokens worth keeping
   std::int32_t blocks_to_completion = 0;
-  std::int32_t blocks_promised = 0;  // while it runs
-  std::int64_t planned_in = 0;       // the plan that last gave it a row or passed it over
-  std::int64_t refused_in = 0;       // the plan that first refused it for want of memory; 0: none
-  std::int32_t num_bypassed = 0;     // requests behind it that were admitted since
+  std::int32_t num_valid = 0;     // while it drains: leading tokens with KV when it ended
+  std::int32_t num_wanted = 0;    // while it drains: leading tokens worth keeping
+  std::int64_t refused_in = 0;    // the plan that first refused it for want of memory; 0: none
+  std::int32_t num_bypassed = 0;  // requests behind it that were admitted since
   Refusal refusal;
-  BlockChain chain;
 
   std::int32_t num_known() const { return static_cast<std::int32_t>(tokens.size()); }
   std::int32_t num_output() const { return num_known() - num_prompt; }
