@@ -203,6 +203,22 @@ def test_blocks_of_higher_retention_outlive_others():
     assert [kept_tokens(model, scope, ask.prompt) for ask in asks] == [16, 0, 16]
 
 
+def test_of_equal_retention_the_one_used_longest_ago_is_evicted():
+    model = CoreModel(replace(ROOMY, num_blocks=17))
+    scope = model.scope("one")
+    asks = [Ask(prompt=prompt(17, n), scope=scope, max_output=1) for n in range(3)]
+    for ask in [*asks, asks[0]]:
+        model.submit(ask)
+        model.run(ones)
+
+    model.submit(Ask(prompt=prompt(17, 9), scope=scope, max_output=1))
+    model.run(ones)
+
+    kept = [kept_tokens(model, scope, ask.prompt) for ask in asks]
+    assert kept[0] == kept[2] == 16
+    assert kept[1] < 16
+
+
 def test_retention_falls_to_nothing_when_its_time_is_over():
     model = CoreModel(replace(ROOMY, num_blocks=13))
     scope = model.scope("one")
