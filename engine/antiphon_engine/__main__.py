@@ -1,34 +1,9 @@
 """Entry point of the engine process, which the front end starts."""
 
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from antiphon_engine.api.process import EngineStart, link_of_this_process, read_start
+from antiphon_engine.api.process import link_of_this_process, read_start
 from antiphon_engine.watchdog import end_with_front_end
-
-if TYPE_CHECKING:
-    from antiphon_engine.engine_process import LoadedModel, OnProgress
-
-
-def load(start: EngineStart, on_progress: "OnProgress") -> "LoadedModel":
-    """Loads the checkpoint that `start` names. Raises StartupError."""
-    from antiphon_engine.engine_process import LoadedModel, ModelFacts
-    from antiphon_engine.executor import Executor
-
-    executor = Executor(start.config, Path(start.checkpoint), on_progress=on_progress)
-    model = executor.model_config
-    return LoadedModel(
-        executor=executor,
-        facts=ModelFacts(
-            architecture=model.architecture,
-            dtype=executor.dtype_name,
-            quantization="",
-            vocabulary_size=model.vocabulary_size,
-            context_tokens=executor.memory.context_tokens,
-            num_blocks=executor.memory.num_blocks,
-        ),
-    )
 
 
 def main() -> int:
@@ -37,6 +12,7 @@ def main() -> int:
     # Before torch is imported, which takes seconds.
     end_with_front_end(link)
     from antiphon_engine.engine_process import run_engine
+    from antiphon_engine.loading import load
     from antiphon_engine.logs import configure_logging
 
     start = read_start(sys.stdin.buffer)

@@ -3,7 +3,7 @@
 import gc
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -21,8 +21,9 @@ from antiphon_engine.api.messages import (
     StopParams,
 )
 from antiphon_engine.api.process import EngineStart
+from antiphon_engine.device import CPU, Device
 from antiphon_engine.link import FrontEndGoneError, FrontEndLink
-from antiphon_engine.loop import NUM_BUFFER_SETS, EngineLoop, EngineParts
+from antiphon_engine.loop import EngineLoop, EngineParts, LoopSettings
 from antiphon_engine.requests import Requests
 from antiphon_engine.sampler import MAX_TOP_LOGPROBS, Sampler, sampling_flags
 from antiphon_engine.step_executor import StepExecutor
@@ -47,6 +48,7 @@ class ModelFacts:
     context_tokens: int
     num_blocks: int
     """With block 0, which is scratch."""
+    num_host_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,8 @@ class LoadedModel:
 
     executor: StepExecutor
     facts: ModelFacts
+    device: Device = CPU
+    """Where the executor leaves its logits."""
 
 
 Load: TypeAlias = Callable[[EngineStart, OnProgress], LoadedModel]
@@ -97,7 +101,7 @@ def _make_loop(start: EngineStart, link: FrontEndLink, load: Load) -> EngineLoop
     on_progress("warm-up", 0, 1)
     _warm_up(config, model)
     on_progress("warm-up", 1, 1)
-    loop = EngineLoop(make_parts(start, model), link)
+    loop = EngineLoop(make_parts(start, model), link, loop_settings(config))
     link.send(_ready(config, model.facts))
     return loop
 
@@ -109,7 +113,7 @@ def make_parts(start: EngineStart, model: LoadedModel) -> EngineParts:
     return EngineParts(
         core=core,
         executor=model.executor,
-        sampler=Sampler(num_slots=config.max_rows, vocabulary_size=facts.vocabulary_size),
+        sampler=_make_sampler(config, model),
         requests=Requests(
             core,
             vocabulary_size=facts.vocabulary_size,
@@ -129,14 +133,48 @@ def make_core(config: EngineConfig, model: LoadedModel) -> _native.EngineCore:
             max_step_tokens=config.max_step_tokens,
             max_context_tokens=model.facts.context_tokens,
             max_requests=config.max_requests,
-            num_buffer_sets=NUM_BUFFER_SETS,
+            chunk_tokens=config.chunk_tokens,
+            num_buffer_sets=config.num_buffer_sets,
             prefix_reuse=config.prefix_reuse,
+            partial_reuse=config.partial_reuse,
+            prefix_deferral=config.prefix_deferral,
+            capacity_policy=config.capacity_policy,
+            chunk_policy=config.chunk_policy,
+            watermark_blocks=config.watermark_blocks,
+            cooldown_steps=config.cooldown_steps,
+            bypass_requests=config.bypass_requests,
+            bypass_steps=config.bypass_steps,
+            run_ahead=config.num_steps_ahead,
+            num_host_blocks=model.facts.num_host_blocks,
+            onload_cost_tokens=config.onload_cost_tokens,
+            onload_block_cost_tokens=config.onload_block_cost_tokens,
+            num_kv_events=config.num_kv_events,
+            pause_every=config.fault_pause_every,
+            miss_every=config.fault_miss_every,
+            fail_host_allocation_every=config.fault_fail_host_allocation_every,
         )
     except ValueError as error:
         raise StartupError(f"The engine's settings don't go together: {error}.") from error
-    for set_index in range(NUM_BUFFER_SETS):
+    for set_index in range(config.num_buffer_sets):
         core.register_buffers(set_index, **model.executor.buffers(set_index))
     return core
+
+
+def loop_settings(config: EngineConfig) -> LoopSettings:
+    """Returns what of the settings is the loop's."""
+    return LoopSettings(
+        num_steps_ahead=config.num_steps_ahead,
+        num_buffer_sets=config.num_buffer_sets,
+        delay_commit_s=config.fault_delay_commit_ms / 1000,
+    )
+
+
+def _make_sampler(config: EngineConfig, model: LoadedModel) -> Sampler:
+    return Sampler(
+        num_slots=config.max_rows,
+        vocabulary_size=model.facts.vocabulary_size,
+        device=model.device,
+    )
 
 
 def _warm_up(config: EngineConfig, model: LoadedModel) -> None:
@@ -144,8 +182,9 @@ def _warm_up(config: EngineConfig, model: LoadedModel) -> None:
 
     The core that serves starts with clean counters and an empty cache.
     """
-    core, executor = make_core(config, model), model.executor
-    sampler = Sampler(num_slots=config.max_rows, vocabulary_size=model.facts.vocabulary_size)
+    unfaulty = replace(config, fault_pause_every=0, fault_miss_every=0)
+    core, executor = make_core(unfaulty, model), model.executor
+    sampler = _make_sampler(config, model)
     num_prompt_tokens = max(1, min(_WARM_UP_PROMPT_TOKENS, model.facts.context_tokens // 2))
     prompt = np.zeros(num_prompt_tokens, np.int32)
     request = GenerationRequest(
@@ -166,8 +205,9 @@ def _warm_up(config: EngineConfig, model: LoadedModel) -> None:
     while step_id := core.plan(0):
         plan = executor.buffers(0)
         for row in plan["slot_init"][: plan["header"][_native.HEADER_NUM_SLOT_INITS]]:
-            sampler.assign_slot(int(plan["slot"][row]), request, prompt)
+            sampler.assign_slot(int(plan["slot"][row]), request, prompt=prompt, output=no_ids)
         executor.store_tokens(0, sampler.sample(executor.execute(0), plan).tokens)
+        executor.wait(0)
         core.commit(step_id)
 
 

@@ -1,12 +1,12 @@
 """Computes planned steps on the device: the model, the KV cache and the tables that steps read.
 
 A step is computed from the plan's arrays and the slot tables alone, so that a plan can be replayed
-elsewhere. A slot is a running request's row in the tables.
+elsewhere. On CUDA a step is launched, not waited for: `wait` does that.
 
-Shape suffixes: T tokens of a step, R its rows, S its sampled rows, V vocabulary, M blocks of the
-longest context.
+Shape suffixes: T tokens of a step, R its rows, S its sampled rows, V vocabulary.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,21 +22,29 @@ from antiphon_engine.attention.torch_sdpa import TorchSdpa
 from antiphon_engine.checkpoint.fields import Fields
 from antiphon_engine.checkpoint.progress import OnProgress
 from antiphon_engine.cpu_topology import num_physical_cores
-from antiphon_engine.kv_tensors import KvLayout, KvTensors
-from antiphon_engine.memory_plan import (
-    MemoryNeeds,
-    MemoryPlan,
-    available_memory_bytes,
-    plan_memory,
-)
+from antiphon_engine.device import Device, Fence, PassedFence
+from antiphon_engine.kv_copies import make_copier, read_copies, staged_blocks
+from antiphon_engine.kv_tensors import HostKv, KvLayout, KvTensors
+from antiphon_engine.memory_plan import MemoryNeeds, MemoryPlan, plan_memory
 from antiphon_engine.model.base import ModelRegistry
 from antiphon_engine.model.batch import StepBatch
 from antiphon_engine.model.config import ModelConfig, parse_model_config
 from antiphon_engine.model.partition import Partition
 from antiphon_engine.model.registry import default_registry
+from antiphon_engine.slot_tables import SlotTables
 from antiphon_engine.step_executor import StepBuffers, make_buffers
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(slots=True)
+class _Launch:
+    """What is under way of a step."""
+
+    copied: Fence
+    computed: Fence
+    tokens: NDArray[np.int32]
+    """[S] int32, complete behind `computed`."""
 
 
 class Executor:
@@ -54,32 +62,34 @@ class Executor:
         *,
         registry: ModelRegistry | None = None,
         on_progress: OnProgress = lambda stage, done, total: None,
-        num_buffer_sets: int = 2,
     ) -> None:
         registry = registry or default_registry()
-        if config.device != "cpu":
-            raise StartupError(f"engine.device {config.device!r} is not supported yet: only cpu is")
+        self.device = Device.open(config.device)
         torch.set_num_threads(config.num_threads or num_physical_cores())
         self.model_config = parse_model_config(
             Fields.read(checkpoint / "config.json"), supported=registry.architectures
         )
         self.dtype_name = _dtype_name(config, self.model_config)
-        self._dtype = _DTYPES[self.dtype_name]
+        dtype = _DTYPES[self.dtype_name]
         part = Partition()
-        self.memory = _plan_memory(config, self.model_config, part, self._dtype)
+        self.memory = _plan_memory(config, self.model_config, part, dtype, self.device)
 
         with torch.inference_mode():
-            self._model = registry.build(self.model_config, part=part, dtype=self._dtype)
+            with self.device.torch_device:
+                self._model = registry.build(self.model_config, part=part, dtype=dtype)
             self._model.load(checkpoint, on_progress=on_progress)
-            self._kv = KvTensors(_layout(self.model_config, self.memory, part, self._dtype))
-        self._attention = TorchSdpa(self._dtype)
-
-        max_blocks = -(-self.memory.context_tokens // config.block_tokens)
-        self._block_table_SM = np.zeros((config.max_rows, max_blocks), dtype=np.int64)
-        self._last_tokens = np.zeros(config.max_rows, dtype=np.int64)
+            layout = _layout(self.model_config, self.memory, part, dtype)
+            self._kv = KvTensors(layout, self.device.torch_device)
+            host = HostKv(layout, pinned=self.device.is_cuda) if layout.num_host_blocks else None
+            self._copier = make_copier(self._kv, host, self.device)
+            max_blocks = -(-self.memory.context_tokens // config.block_tokens)
+            self._slots = SlotTables(self.device, num_slots=config.max_rows, max_blocks=max_blocks)
+        self._attention = TorchSdpa(dtype, self.device)
         self._buffer_sets = [
-            make_buffers(config, max_blocks=max_blocks) for _ in range(num_buffer_sets)
+            make_buffers(config, max_blocks=max_blocks, pinned=self.device.is_cuda)
+            for _ in range(config.num_buffer_sets)
         ]
+        self._launches: list[_Launch | None] = [None] * config.num_buffer_sets
 
     def buffers(self, set_index: int) -> StepBuffers:
         """Returns the arrays of a set; always the same ones, which the core fills."""
@@ -87,52 +97,76 @@ class Executor:
 
     @torch.inference_mode()
     def execute(self, set_index: int) -> Tensor:
-        """Computes the step that the set describes.
-
-        Returns:
-            The logits of the sampled positions, [S, V] float32. They are the caller's to overwrite.
-        """
+        """See StepExecutor."""
+        assert self._launches[set_index] is None, "the set's last step has not been waited for"
         step = self._buffer_sets[set_index]
         header = step["header"]
-        num_rows = int(header[_native.HEADER_NUM_ROWS])
-        num_tokens = int(header[_native.HEADER_NUM_TOKENS])
-        assert not header[_native.HEADER_NUM_COPIES], "the core of this release plans no copies"
-        self._apply_table_deltas(step["table_delta"][: header[_native.HEADER_NUM_TABLE_DELTAS]])
+        copied = self._copy(step["copy_ops"][: header[_native.HEADER_NUM_COPIES]])
+        self._launches[set_index] = _Launch(copied, PassedFence(), np.zeros(0, np.int32))
+        self._slots.change_blocks(step["table_delta"][: header[_native.HEADER_NUM_TABLE_DELTAS]])
+        if not header[_native.HEADER_NUM_ROWS]:
+            return torch.empty(
+                (0, self.model_config.vocabulary_size), device=self.device.torch_device
+            )
+        return self._model.logits(self._batch(step))
 
+    @torch.inference_mode()
+    def store_tokens(self, set_index: int, tokens: Tensor) -> None:
+        """See StepExecutor."""
+        step, launch = self._buffer_sets[set_index], self._launches[set_index]
+        assert launch is not None
+        sampled = _sampled_rows(step)
+        assert len(sampled) == len(tokens)
+        if len(sampled):
+            slots = self.device.upload(step["slot"][sampled].astype(np.int64))
+            self._slots.set_last_tokens(slots, tokens)
+        launch.tokens = self.device.download(tokens, np.int32)
+        launch.computed = self.device.fence()
+
+    def wait(self, set_index: int) -> None:
+        """See StepExecutor."""
+        step, launch = self._buffer_sets[set_index], self._launches[set_index]
+        assert launch is not None
+        launch.copied.synchronize()
+        launch.computed.synchronize()
+        self._launches[set_index] = None
+        num_rows = int(step["header"][_native.HEADER_NUM_ROWS])
+        step["num_tokens"][:num_rows] = np.diff(step["sample_indptr"][: num_rows + 1])
+        step["tokens"][_sampled_rows(step), 0] = launch.tokens
+
+    def _copy(self, copy_ops: NDArray[np.int32]) -> Fence:
+        return self._copier.carry_out(read_copies(copy_ops)) if len(copy_ops) else PassedFence()
+
+    def _batch(self, step: StepBuffers) -> StepBatch:
+        num_rows = int(step["header"][_native.HEADER_NUM_ROWS])
+        num_tokens = int(step["header"][_native.HEADER_NUM_TOKENS])
+        num_samples = int(step["sample_indptr"][num_rows])
+        upload = self.device.upload
+        longest = int(step["kv_len"][:num_rows].max())
         rows = StepRows(
             num_tokens=step["q_len"][:num_rows],
             token_starts=step["cu_q"][:num_rows],
             context_tokens=step["ctx_len"][:num_rows],
-            block_tables=(torch.from_numpy(self._block_table_SM[step["slot"][:num_rows]]),),
-            slot_mapping=(torch.from_numpy(step["slot_mapping"][:num_tokens]),),
+            block_tables=(
+                self._slots.blocks(
+                    upload(step["slot"][:num_rows]), -(-longest // self.memory.block_tokens)
+                ),
+            ),
+            slot_mapping=(upload(step["slot_mapping"][:num_tokens]),),
         )
-        num_samples = int(step["sample_indptr"][num_rows])
-        batch = StepBatch(
-            input_ids_T=torch.from_numpy(self._input_ids(step, num_tokens)),
-            positions_T=torch.from_numpy(step["positions"][:num_tokens]).long(),
-            sample_rows_S=torch.from_numpy(step["sample_rows"][:num_samples]).long(),
+        return StepBatch(
+            input_ids_T=self._slots.known_ids(
+                upload(step["input_ids"][:num_tokens]), upload(step["gather_slot"][:num_tokens])
+            ),
+            positions_T=upload(step["positions"][:num_tokens]).long(),
+            sample_rows_S=upload(step["sample_rows"][:num_samples]).long(),
             attention=self._attention.prepare(rows, self._kv),
         )
-        return self._model.logits(batch)
 
-    def store_tokens(self, set_index: int, tokens: Tensor) -> None:
-        """Keeps what was sampled, [S] int32: the slots' last tokens and the set's, for commit."""
-        step = self._buffer_sets[set_index]
-        num_rows = int(step["header"][_native.HEADER_NUM_ROWS])
-        num_samples_R = np.diff(step["sample_indptr"][: num_rows + 1])
-        step["num_tokens"][:num_rows] = num_samples_R
-        sampled = np.flatnonzero(num_samples_R)
-        assert len(sampled) == len(tokens)
-        step["tokens"][sampled, 0] = tokens.numpy()
-        self._last_tokens[step["slot"][sampled]] = step["tokens"][sampled, 0]
 
-    def _apply_table_deltas(self, deltas: NDArray[np.int32]) -> None:
-        self._block_table_SM[deltas[:, 0], deltas[:, 1]] = deltas[:, 2]
-
-    def _input_ids(self, step: StepBuffers, num_tokens: int) -> NDArray[np.int64]:
-        slots = step["gather_slot"][:num_tokens]
-        last_tokens = self._last_tokens[np.maximum(slots, 0)]
-        return np.where(slots >= 0, last_tokens, step["input_ids"][:num_tokens])
+def _sampled_rows(step: StepBuffers) -> NDArray[np.int64]:
+    num_rows = int(step["header"][_native.HEADER_NUM_ROWS])
+    return np.flatnonzero(np.diff(step["sample_indptr"][: num_rows + 1]))
 
 
 def _dtype_name(config: EngineConfig, model: ModelConfig) -> str:
@@ -147,22 +181,25 @@ def _dtype_name(config: EngineConfig, model: ModelConfig) -> str:
 
 
 def _plan_memory(
-    config: EngineConfig, model: ModelConfig, part: Partition, dtype: torch.dtype
+    config: EngineConfig, model: ModelConfig, part: Partition, dtype: torch.dtype, device: Device
 ) -> MemoryPlan:
     num_kv_heads = part.share(model.num_kv_heads, "key-value heads")
     # A token's hidden states, projections and feed-forward features are alive at once, some twice.
     widest = 4 * model.hidden_size + 4 * model.intermediate_size
-    step_bytes = 4 * (config.max_step_tokens * widest + config.max_rows * model.vocabulary_size)
+    # On CUDA draws sort whole rows: ids and sums in double precision lie beside the logits.
+    copies = 8 if device.is_cuda else 1
+    logits = copies * config.max_rows * model.vocabulary_size
     needs = MemoryNeeds(
         weights_bytes=model.num_parameters() * dtype.itemsize,
         kv_token_bytes=2 * model.num_layers * num_kv_heads * model.head_dim * dtype.itemsize,
-        step_bytes=step_bytes,
+        step_bytes=4 * (config.max_step_tokens * widest + logits),
+        num_staged_blocks=staged_blocks(device) if config.host_cache_bytes else 0,
     )
     return plan_memory(
         config,
         needs,
         model_context_tokens=model.context_tokens,
-        available_bytes=available_memory_bytes(),
+        available=device.available_memory(),
     )
 
 
@@ -176,4 +213,5 @@ def _layout(
         num_kv_heads=part.share(model.num_kv_heads, "key-value heads"),
         head_dim=model.head_dim,
         dtype=dtype,
+        num_host_blocks=memory.num_host_blocks,
     )

@@ -1,13 +1,16 @@
-"""The device memory of the KV cache. `KvLayout` alone knows where anything in it lies.
+"""The KV cache's memory, on the device and on the host. `KvLayout` alone knows where what lies.
 
 Shape suffixes: P blocks of the pool, B tokens of a block, K key-value heads of this rank, D head
-dimension, T tokens of a step.
+dimension, T tokens of a step, N blocks of a copy, L2 the layers' keys and values in turn.
 """
 
+import weakref
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from antiphon_engine.api.errors import StartupError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,11 +19,13 @@ class KvLayout:
 
     num_layers: int
     num_blocks: int
-    """Block 0 is scratch: it takes what must not be kept."""
+    """On the device. Block 0 is scratch: it takes what must not be kept."""
     block_tokens: int
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    num_host_blocks: int = 0
+    """In main memory, numbered from 1."""
 
     @property
     def token_bytes(self) -> int:
@@ -32,6 +37,10 @@ class KvLayout:
         """[P, B, K, D]: a token's heads lie together, so that a step writes whole rows."""
         return (self.num_blocks, self.block_tokens, self.num_kv_heads, self.head_dim)
 
+    def packed_shape(self, num_blocks: int) -> tuple[int, int, int, int, int]:
+        """[N, L2, B, K, D]: a block of all layers in one piece, as it lies on the host."""
+        return (num_blocks, 2 * self.num_layers, *self.block_shape[1:])
+
     def kv_group(self, layer: int) -> int:
         """Returns which block list a layer reads."""
         assert 0 <= layer < self.num_layers
@@ -39,27 +48,82 @@ class KvLayout:
 
 
 class KvTensors:
-    """Keys and values of all layers. Used by the engine's one thread."""
+    """Keys and values of all layers on the device. Used by the engine's one thread."""
 
-    def __init__(self, layout: KvLayout) -> None:
+    def __init__(self, layout: KvLayout, device: torch.device | None = None) -> None:
         self.layout = layout
         # Zeros, not garbage: what lies behind a context's end is masked, but NaN times 0 is NaN.
-        self._keys = [self._allocate() for _ in range(layout.num_layers)]
-        self._values = [self._allocate() for _ in range(layout.num_layers)]
+        self._pools = [
+            torch.zeros(layout.block_shape, dtype=layout.dtype, device=device)
+            for _ in range(2 * layout.num_layers)
+        ]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Returns keys and values of a layer: [P, B, K, D] each."""
-        return self._keys[index], self._values[index]
+        return self._pools[2 * index], self._pools[2 * index + 1]
 
     def write(self, layer: int, keys_TKD: Tensor, values_TKD: Tensor, slots_T: Tensor) -> None:
         """Stores a step's keys and values at `slots_T`: block * block_tokens + offset."""
-        self._keys[layer].flatten(0, 1).index_copy_(0, slots_T, keys_TKD)
-        self._values[layer].flatten(0, 1).index_copy_(0, slots_T, values_TKD)
+        keys_PBKD, values_PBKD = self.layer(layer)
+        keys_PBKD.flatten(0, 1).index_copy_(0, slots_T, keys_TKD)
+        values_PBKD.flatten(0, 1).index_copy_(0, slots_T, values_TKD)
 
-    def copy_tokens(self, source_block: int, target_block: int, num_tokens: int) -> None:
-        """Copies the first tokens of a block into another, in all layers."""
-        for pool in (*self._keys, *self._values):
-            pool[target_block, :num_tokens] = pool[source_block, :num_tokens]
+    def copy_blocks(self, source_N: Tensor, target_N: Tensor) -> None:
+        """Copies whole blocks onto others; no target is a source too."""
+        for pool in self._pools:
+            pool.index_copy_(0, target_N, pool.index_select(0, source_N))
 
-    def _allocate(self) -> Tensor:
-        return torch.zeros(self.layout.block_shape, dtype=self.layout.dtype)
+    def pack(self, blocks_N: Tensor, packed_NLBKD: Tensor) -> None:
+        """Copies whole blocks into one piece each."""
+        for index, pool in enumerate(self._pools):
+            packed_NLBKD[:, index] = pool.index_select(0, blocks_N)
+
+    def unpack(self, packed_NLBKD: Tensor, blocks_N: Tensor) -> None:
+        """Copies pieces into whole blocks."""
+        for index, pool in enumerate(self._pools):
+            pool.index_copy_(0, blocks_N, packed_NLBKD[:, index])
+
+
+class HostKv:
+    """Blocks that had to leave the device: keys and values of all layers in one piece each.
+
+    Raises:
+        StartupError: the memory can't be had, or not be pinned.
+    """
+
+    def __init__(self, layout: KvLayout, *, pinned: bool) -> None:
+        shape = layout.packed_shape(layout.num_host_blocks)
+        try:
+            self._packed_PLBKD = torch.zeros(shape, dtype=layout.dtype)
+        except RuntimeError as error:
+            raise StartupError(f"engine.host_cache_bytes can't be allocated: {error}") from error
+        if pinned:
+            _pin(self._packed_PLBKD)
+
+    def block(self, block: int) -> Tensor:
+        """Returns a block, [L2, B, K, D]."""
+        return self._packed_PLBKD[block - 1]
+
+    def store(self, packed_NLBKD: Tensor, blocks_N: Tensor) -> None:
+        """Copies pieces of the host into `blocks_N`."""
+        self._packed_PLBKD.index_copy_(0, blocks_N - 1, packed_NLBKD)
+
+    def load(self, blocks_N: Tensor) -> Tensor:
+        """Returns a copy of `blocks_N`, [N, L2, B, K, D]."""
+        return self._packed_PLBKD.index_select(0, blocks_N - 1)
+
+
+def _pin(tensor: Tensor) -> None:
+    """Locks ordinary memory in place until the tensor is gone.
+
+    PyTorch's own pinned memory comes in powers of two: up to twice of what was asked for.
+    """
+    runtime = torch.cuda.cudart()
+    address, num_bytes = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+    status = int(runtime.cudaHostRegister(address, num_bytes, 0))
+    if status:
+        raise StartupError(
+            f"engine.host_cache_bytes: {num_bytes} bytes of main memory can't be pinned (CUDA "
+            f"error {status}); lower it, or raise the limit of locked memory"
+        )
+    weakref.finalize(tensor, runtime.cudaHostUnregister, address)

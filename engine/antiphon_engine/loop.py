@@ -1,9 +1,15 @@
-"""The engine's one thread: receive, plan, execute, commit, publish, step after step."""
+"""The engine's one thread: receive, plan, execute, commit, publish, step after step.
+
+With steps ahead, a step is planned and launched before an earlier one's tokens are waited for; the
+device reads there what the host doesn't know yet. Without, each step is done before the next.
+"""
 
 import gc
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import structlog
@@ -12,12 +18,15 @@ from antiphon_engine import _native
 from antiphon_engine.api.messages import (
     Answer,
     Cancel,
+    CloseSession,
     CoreStats,
     FinishOutput,
     FlushPrefixCache,
+    ForkSession,
     MatchPrefix,
     OutputEnded,
     ReadStats,
+    RewindSession,
     Shutdown,
     StepNews,
     Submit,
@@ -25,14 +34,17 @@ from antiphon_engine.api.messages import (
 )
 from antiphon_engine.link import FrontEndGoneError, FrontEndLink
 from antiphon_engine.requests import Requests
-from antiphon_engine.sampler import Sampler
+from antiphon_engine.sampler import RowLogprobs, Sampler
 from antiphon_engine.step_executor import StepBuffers, StepExecutor
 from antiphon_engine.step_news import collect_news
 
 _log = structlog.get_logger(__name__)
 
 IDLE_WAIT_S = 1.0
-NUM_BUFFER_SETS = 2
+BLOCKED_WAIT_S = 0.01
+"""Between plans that find nothing to run although requests wait; the core ends it after some."""
+
+_NO_TOKENS: Final = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +58,28 @@ class EngineParts:
     requests: Requests
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    """How the loop runs."""
+
+    num_steps_ahead: int
+    """Steps that may be under way when another is planned."""
+    num_buffer_sets: int
+    delay_commit_s: float
+    """A fault on purpose: how long each step's results wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Flight:
+    """A step that is launched and not committed."""
+
+    step_id: int
+    set_index: int
+    logprobs: RowLogprobs | None
+    start_ns: int
+    plan_time_ns: int
+
+
 class EngineLoop:
     """Runs requests until it is told to stop or its front end is gone."""
 
@@ -53,6 +87,7 @@ class EngineLoop:
         self,
         parts: EngineParts,
         link: FrontEndLink,
+        settings: LoopSettings,
         *,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -61,13 +96,16 @@ class EngineLoop:
         self._sampler = parts.sampler
         self._requests = parts.requests
         self._link = link
+        self._settings = settings
         self._clock_ns = clock_ns
+        self._flights: deque[_Flight] = deque()
         self._set_index = 0
         self._busy = False
         self._rested = True
         self._stopped = False
         self._step_time_ns = 0
         self._schedule_time_ns = 0
+        self._retired_ns = 0
 
     def run(self) -> None:
         """Works until Shutdown or the front end's end.
@@ -80,13 +118,16 @@ class EngineLoop:
                 self.run_once()
         except FrontEndGoneError as error:
             _log.warning("front end gone", cause=str(error))
+        except _native.StalledError as error:
+            _log.error("engine stalled", census=str(error), request_ids=self._requests.active_ids)
+            raise
         except Exception:
             _log.exception("engine failed", request_ids=self._requests.active_ids)
             raise
 
     @property
     def busy(self) -> bool:
-        """Whether the last pass ran a step, so that the next one will not wait."""
+        """Whether the last pass ran or ended a step, so that the next one will not wait."""
         return self._busy
 
     def run_once(self) -> None:
@@ -100,7 +141,7 @@ class EngineLoop:
         self._step()
 
     def _receive(self) -> None:
-        messages = self._link.receive(0.0 if self._busy else IDLE_WAIT_S)
+        messages = self._link.receive(self._wait_s())
         if not messages and not self._busy:
             self._rest()
         ended: list[OutputEnded] = []
@@ -110,6 +151,11 @@ class EngineLoop:
         if ended:
             now = self._clock_ns()
             self._link.send(StepNews(step=0, start_ns=now, end_ns=now, ended=ended))
+
+    def _wait_s(self) -> float:
+        if self._busy:
+            return 0.0
+        return BLOCKED_WAIT_S if self._requests.num_active else IDLE_WAIT_S
 
     def _handle(self, message: ToEngine) -> list[OutputEnded]:
         """Does what a message asks and returns the outputs that this ended."""
@@ -135,41 +181,82 @@ class EngineLoop:
                     self._requests.scope_id(message.scope), np.frombuffer(message.tokens, np.int32)
                 )
                 self._link.send(Answer(query_id=message.query_id, value=num_tokens))
+            case CloseSession() | ForkSession() | RewindSession():
+                self._requests.hint(message)
             case Shutdown():
                 self._stopped = True
         return []
 
     def _step(self) -> None:
+        """Launches the next step if there is one, and takes in the oldest that has had its time."""
+        launched = self._launch()
+        num_left = self._settings.num_steps_ahead if launched else 0
+        retired = len(self._flights) > num_left
+        if retired:
+            self._retire(self._flights.popleft())
+        self._busy = launched or retired
+        self._rested = self._rested and not self._busy
+
+    def _launch(self) -> bool:
+        """Plans a step and has it computed; returns whether there was one."""
         start_ns = self._clock_ns()
-        step_id = self._core.plan(self._set_index)
-        self._busy = step_id != 0
-        if not self._busy:
-            return
-        self._rested = False
-        plan = self._executor.buffers(self._set_index)
+        set_index = self._set_index
+        step_id = self._core.plan(set_index, start_ns // 1000)
+        if not step_id:
+            return False
+        plan = self._executor.buffers(set_index)
         planned_ns = self._clock_ns()
-
         self._assign_slots(plan)
-        logits = self._executor.execute(self._set_index)
+        logits = self._executor.execute(set_index)
         sampled = self._sampler.sample(logits, plan)
-        self._executor.store_tokens(self._set_index, sampled.tokens)
+        self._executor.store_tokens(set_index, sampled.tokens)
+        self._flights.append(
+            _Flight(
+                step_id=step_id,
+                set_index=set_index,
+                logprobs=sampled.logprobs,
+                start_ns=start_ns,
+                plan_time_ns=planned_ns - start_ns,
+            )
+        )
+        self._set_index = (set_index + 1) % self._settings.num_buffer_sets
+        return True
 
+    def _retire(self, flight: "_Flight") -> None:
+        """Waits for a step, commits it and tells what it brought."""
+        self._executor.wait(flight.set_index)
+        if self._settings.delay_commit_s:
+            time.sleep(self._settings.delay_commit_s)
         executed_ns = self._clock_ns()
-        self._core.commit(step_id)
+        self._core.commit(flight.step_id)
         end_ns = self._clock_ns()
         news = collect_news(
-            plan, sampled.logprobs, self._requests, start_ns=start_ns, end_ns=end_ns
+            self._executor.buffers(flight.set_index),
+            flight.logprobs,
+            self._requests,
+            start_ns=flight.start_ns,
+            end_ns=end_ns,
         )
         self._link.send(news)
-        self._set_index = (self._set_index + 1) % NUM_BUFFER_SETS
-        self._schedule_time_ns = planned_ns - start_ns + end_ns - executed_ns
-        self._step_time_ns = self._clock_ns() - start_ns
+        self._schedule_time_ns = flight.plan_time_ns + end_ns - executed_ns
+        now_ns = self._clock_ns()
+        # Steps that overlap take the time from one's end to the next's.
+        self._step_time_ns = now_ns - max(flight.start_ns, self._retired_ns)
+        self._retired_ns = now_ns
 
     def _assign_slots(self, plan: StepBuffers) -> None:
         num_inits = int(plan["header"][_native.HEADER_NUM_SLOT_INITS])
         for row in plan["slot_init"][:num_inits]:
-            active = self._requests.owner(int(plan["handle"][row]))
-            self._sampler.assign_slot(int(plan["slot"][row]), active.request, active.prompt)
+            handle = int(plan["handle"][row])
+            active = self._requests.owner(handle)
+            assert active is not None, f"core request {handle} has ended and is planned"
+            resumed = plan["flags"][row] & _native.FLAG_RESUMED
+            self._sampler.assign_slot(
+                int(plan["slot"][row]),
+                active.request,
+                prompt=active.prompt,
+                output=self._requests.resume(handle) if resumed else _NO_TOKENS,
+            )
 
     def _rest(self) -> None:
         """Does, once after each time of work, what would hold up running requests."""

@@ -21,6 +21,18 @@ class MemoryNeeds:
     """Of one token in the cache, over all layers."""
     step_bytes: int
     """The most that one step's intermediate results take; an estimate."""
+    num_staged_blocks: int = 0
+    """Blocks of memory that copies between device and host take on the way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AvailableMemory:
+    """What may still be allocated."""
+
+    device_bytes: int
+    host_bytes: int
+    is_shared: bool
+    """The device computes in the host's memory: both are the same bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +44,8 @@ class MemoryPlan:
     block_tokens: int
     context_tokens: int
     """Prompt and output together; fits the cache."""
+    num_host_blocks: int = 0
+    """Blocks of KV cache in main memory, beside the device's."""
 
     @property
     def kv_cache_tokens(self) -> int:
@@ -40,7 +54,11 @@ class MemoryPlan:
 
 
 def plan_memory(
-    config: EngineConfig, needs: MemoryNeeds, *, model_context_tokens: int, available_bytes: int
+    config: EngineConfig,
+    needs: MemoryNeeds,
+    *,
+    model_context_tokens: int,
+    available: AvailableMemory,
 ) -> MemoryPlan:
     """Sizes the cache as configured, and the context to fit it.
 
@@ -48,8 +66,8 @@ def plan_memory(
     shortened with a warning.
 
     Raises:
-        StartupError: the configured context is longer than the model's or than the cache, the cache
-            holds not even a block, or weights and cache exceed the available memory.
+        StartupError: the configured context is longer than the model's or than the cache, a cache
+            holds not even a block, or weights and caches exceed the available memory.
     """
     asked = config.max_context_tokens
     if asked > model_context_tokens:
@@ -59,6 +77,7 @@ def plan_memory(
         )
     block_bytes = config.block_tokens * needs.kv_token_bytes
     num_blocks = _num_blocks(config, block_bytes)
+    num_host_blocks = _num_host_blocks(config, block_bytes)
     context = min(asked or model_context_tokens, num_blocks * config.block_tokens)
     if context < asked:
         needed = -(-asked // config.block_tokens)
@@ -68,7 +87,8 @@ def plan_memory(
             f"available {num_blocks} ({_mib(num_blocks * block_bytes)}); largest length that "
             f"fits: {context}. Raise engine.kv_cache_tokens or engine.kv_cache_bytes"
         )
-    _check_available(needs, num_blocks, block_bytes, available_bytes)
+    cache = _Caches(block_bytes, num_blocks + 1, num_host_blocks)
+    _check_available(needs, cache, available)
     if context < model_context_tokens and not asked:
         _log.warning(
             "context limited to what the KV cache holds; raise engine.kv_cache_bytes for more",
@@ -78,7 +98,10 @@ def plan_memory(
         )
     # One block more: scratch takes none of what the user asked for.
     return MemoryPlan(
-        num_blocks=num_blocks + 1, block_tokens=config.block_tokens, context_tokens=context
+        num_blocks=num_blocks + 1,
+        block_tokens=config.block_tokens,
+        context_tokens=context,
+        num_host_blocks=num_host_blocks,
     )
 
 
@@ -109,25 +132,58 @@ def _num_blocks(config: EngineConfig, block_bytes: int) -> int:
     return num_blocks
 
 
-def _check_available(
-    needs: MemoryNeeds, num_blocks: int, block_bytes: int, available_bytes: int
-) -> None:
-    cache_bytes = (num_blocks + 1) * block_bytes
-    needed = needs.weights_bytes + cache_bytes + needs.step_bytes
-    if needed <= available_bytes:
-        return
-    left = available_bytes - needs.weights_bytes - needs.step_bytes - block_bytes
-    tokens = max(0, left // block_bytes) * (block_bytes // needs.kv_token_bytes)
-    fits = (
-        f"largest KV cache that fits: {tokens} tokens (engine.kv_cache_tokens)"
-        if tokens
-        else "not even the weights fit: serve a smaller model"
-    )
-    raise StartupError(
-        f"not enough memory: needed {_mib(needed)} (weights {_mib(needs.weights_bytes)}, KV cache "
-        f"{_mib(cache_bytes)}, steps {_mib(needs.step_bytes)}), available "
-        f"{_mib(available_bytes)}; {fits}"
-    )
+def _num_host_blocks(config: EngineConfig, block_bytes: int) -> int:
+    num_blocks = config.host_cache_bytes // block_bytes
+    if config.host_cache_bytes and not num_blocks:
+        raise StartupError(
+            f"engine.host_cache_bytes = {config.host_cache_bytes} holds no block of KV cache: "
+            f"needed at least {block_bytes} bytes, or 0 for none"
+        )
+    return num_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class _Caches:
+    block_bytes: int
+    num_blocks: int
+    num_host_blocks: int
+
+    @property
+    def host_bytes(self) -> int:
+        return self.num_host_blocks * self.block_bytes
+
+
+def _check_available(needs: MemoryNeeds, cache: _Caches, available: AvailableMemory) -> None:
+    steps_bytes = needs.step_bytes + needs.num_staged_blocks * cache.block_bytes
+    host_share = cache.host_bytes if available.is_shared else 0
+    cache_bytes = cache.num_blocks * cache.block_bytes
+    needed = needs.weights_bytes + cache_bytes + steps_bytes + host_share
+    if needed > available.device_bytes:
+        parts = [
+            f"weights {_mib(needs.weights_bytes)}",
+            f"KV cache {_mib(cache_bytes)}",
+            *([f"host cache {_mib(host_share)}"] if host_share else []),
+            f"steps {_mib(steps_bytes)}",
+        ]
+        left = available.device_bytes - needed + cache_bytes - cache.block_bytes
+        raise StartupError(
+            f"not enough memory: needed {_mib(needed)} ({', '.join(parts)}), available "
+            f"{_mib(available.device_bytes)}; {_what_fits(left, needs, cache, bool(host_share))}"
+        )
+    if not available.is_shared and cache.host_bytes > available.host_bytes:
+        raise StartupError(
+            f"not enough main memory: needed {_mib(cache.host_bytes)} for engine.host_cache_bytes, "
+            f"available {_mib(available.host_bytes)}; lower it"
+        )
+
+
+def _what_fits(left_bytes: int, needs: MemoryNeeds, cache: _Caches, has_host: bool) -> str:
+    tokens = max(0, left_bytes // cache.block_bytes) * (cache.block_bytes // needs.kv_token_bytes)
+    if tokens:
+        return f"largest KV cache that fits: {tokens} tokens (engine.kv_cache_tokens)"
+    if has_host:
+        return "lower engine.host_cache_bytes"
+    return "not even the weights fit: serve a smaller model"
 
 
 def _mib(size_bytes: int) -> str:

@@ -6,9 +6,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from antiphon_engine.api.errors import ErrorReason
-from antiphon_engine.api.messages import GenerationRequest, SamplingParams
+from antiphon_engine.api.messages import (
+    CloseSession,
+    ForkSession,
+    GenerationRequest,
+    RewindSession,
+    SamplingParams,
+)
 
 _MAX_INT32 = 2**31 - 1
+_MAX_INT64 = 2**63 - 1
+_MAX_UINT64 = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +44,19 @@ def find_fault(request: GenerationRequest, *, vocabulary_size: int) -> Fault | N
     return Fault(reason=ErrorReason.INVALID_FIELD, message=message) if message else None
 
 
+def is_sound(hint: CloseSession | ForkSession | RewindSession) -> bool:
+    """Returns whether a hint names sessions and its values are in range."""
+    if not 0 < hint.session <= _MAX_UINT64:
+        return False
+    match hint:
+        case ForkSession():
+            return 0 < hint.new_session <= _MAX_UINT64 and hint.new_session != hint.session
+        case RewindSession():
+            return 0 <= hint.num_tokens <= _MAX_INT32
+        case CloseSession():
+            return True
+
+
 def _prompt_fault(request: GenerationRequest, vocabulary_size: int) -> str:
     if not request.prompt or len(request.prompt) % 4:
         return f"The prompt has {len(request.prompt)} bytes; it takes 4 a token, and one token."
@@ -57,6 +78,17 @@ def _limits_fault(request: GenerationRequest) -> str:
         return f"min_output_tokens is {stop.min_output_tokens}; at most {stop.max_output_tokens}."
     if not 0 <= request.priority <= 100:
         return f"priority is {request.priority}; it must be from 0 to 100."
+    return _hints_fault(request)
+
+
+def _hints_fault(request: GenerationRequest) -> str:
+    for name, value, largest in (
+        ("session", request.session, _MAX_UINT64),
+        ("retention_priority", request.retention_priority, 100),
+        ("retention_us", request.retention_us, _MAX_INT64),
+    ):
+        if not 0 <= value <= largest:
+            return f"{name} is {value}; it must be from 0 to {largest}."
     return ""
 
 

@@ -13,13 +13,16 @@ from numpy.typing import NDArray
 from antiphon_engine import _native
 from antiphon_engine.api.errors import ErrorReason
 from antiphon_engine.api.messages import (
+    CloseSession,
     FinishReason,
+    ForkSession,
     GenerationRequest,
     OutputEnded,
     RequestFailed,
+    RewindSession,
     Scope,
 )
-from antiphon_engine.request_checks import Fault, find_fault
+from antiphon_engine.request_checks import Fault, find_fault, is_sound
 from antiphon_engine.sampler import sampling_flags
 
 _INDEX_MASK = np.uint64(0xFFFFFFFF)
@@ -60,10 +63,13 @@ class Requests:
         self._weights = weights
         self._active: dict[int, ActiveRequest] = {}
         self._owners: list[ActiveRequest | None] = [None] * num_reserved
+        self._handles = np.zeros(num_reserved, np.uint64)
+        """Whose the entries of an index are; 0 where its request has ended."""
         self._request_ids = np.zeros(num_reserved, np.uint64)
         self._output_indices = np.zeros(num_reserved, np.int32)
         self._num_tokens = np.zeros(num_reserved, np.int32)
         self._num_steps = np.zeros(num_reserved, np.int32)
+        self._num_pauses = np.zeros(num_reserved, np.int32)
         self.num_finished: Counter[str] = Counter()
         """Outputs that ended, by the contract's finish reason, and requests refused, by reason."""
 
@@ -71,6 +77,11 @@ class Requests:
     def active_ids(self) -> list[int]:
         """The ids of the requests that have not ended."""
         return list(self._active)
+
+    @property
+    def num_active(self) -> int:
+        """How many requests have not ended."""
+        return len(self._active)
 
     def submit(self, request_id: int, request: GenerationRequest) -> RequestFailed | None:
         """Queues every output of a request in the core, or says why none can be."""
@@ -126,11 +137,16 @@ class Requests:
         """Notes that the core has ended a request by itself."""
         return self._end(handle, reason, output_index=int(self._output_indices[_index(handle)]))
 
-    def owner(self, handle: int) -> ActiveRequest:
-        """Returns the request that a core request belongs to."""
-        active = self._owners[_index(handle)]
-        assert active is not None, f"core request {handle} has no owner"
-        return active
+    def owner(self, handle: int) -> ActiveRequest | None:
+        """Returns the request that a core request belongs to; None where that has ended."""
+        index = _index(handle)
+        return self._owners[index] if self._handles[index] == handle else None
+
+    def resume(self, handle: int) -> NDArray[np.int32]:
+        """Notes that a core request goes on after a pause, and returns its output so far."""
+        active = self._live_owner(handle)
+        self._num_pauses[_index(handle)] += 1
+        return self._core.tokens(handle)[len(active.prompt) :]
 
     def names(self, handles: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
         """Returns the request id and the output index of each of `handles`."""
@@ -144,10 +160,22 @@ class Requests:
         num_tokens: NDArray[np.int32],
         num_steps: NDArray[np.int32],
     ) -> None:
-        """Notes how far each of `handles` has come, for when it ends."""
+        """Notes how far each of `handles` has come, for when it ends. None of them has ended."""
         indices = (handles & _INDEX_MASK).astype(np.int64)
         self._num_tokens[indices] = num_tokens
         self._num_steps[indices] = num_steps
+
+    def hint(self, message: CloseSession | ForkSession | RewindSession) -> None:
+        """Passes a hint on; one whose values make no sense is dropped."""
+        if not is_sound(message):
+            return
+        match message:
+            case CloseSession():
+                self._core.close_session(message.session)
+            case ForkSession():
+                self._core.fork_session(message.session, message.new_session)
+            case RewindSession():
+                self._core.rewind_session(message.session, message.num_tokens)
 
     def scope_id(self, scope: Scope) -> int:
         """Returns the core's id of a reuse scope."""
@@ -177,6 +205,9 @@ class Requests:
                     priority=request.priority,
                     flags=sampling_flags(request),
                     leader=active.handles[0] if output_index else 0,
+                    session=0 if output_index else request.session,
+                    retention_priority=request.retention_priority,
+                    retention_us=request.retention_us,
                 )
                 active.handles.append(handle)
                 self._bind(handle, active, output_index)
@@ -198,7 +229,7 @@ class Requests:
             fault = Fault(reason=ErrorReason.CONTEXT_LENGTH_EXCEEDED, message=str(error))
         for handle in active.handles:
             self._core.abort(handle)
-            self._owners[_index(handle)] = None
+            self._unbind(handle)
         return fault
 
     def _bind(self, handle: int, active: ActiveRequest, output_index: int) -> None:
@@ -206,18 +237,31 @@ class Requests:
         if index >= len(self._owners):
             self._reserve(max(index + 1, 2 * len(self._owners)))
         self._owners[index] = active
+        self._handles[index] = handle
         self._request_ids[index] = active.request_id
         self._output_indices[index] = output_index
         self._num_tokens[index] = 0
         self._num_steps[index] = 0
+        self._num_pauses[index] = 0
+
+    def _unbind(self, handle: int) -> None:
+        self._owners[_index(handle)] = None
+        self._handles[_index(handle)] = 0
+
+    def _live_owner(self, handle: int) -> ActiveRequest:
+        active = self.owner(handle)
+        assert active is not None, f"core request {handle} has no owner"
+        return active
 
     def _reserve(self, num: int) -> None:
         more = num - len(self._owners)
         self._owners.extend([None] * more)
+        self._handles = np.pad(self._handles, (0, more))
         self._request_ids = np.pad(self._request_ids, (0, more))
         self._output_indices = np.pad(self._output_indices, (0, more))
         self._num_tokens = np.pad(self._num_tokens, (0, more))
         self._num_steps = np.pad(self._num_steps, (0, more))
+        self._num_pauses = np.pad(self._num_pauses, (0, more))
 
     def _end(
         self,
@@ -228,8 +272,8 @@ class Requests:
         num_tokens: int | None = None,
     ) -> OutputEnded:
         index = _index(handle)
-        active = self.owner(handle)
-        self._owners[index] = None
+        active = self._live_owner(handle)
+        self._unbind(handle)
         active.handles[output_index] = 0
         if not any(active.handles):
             del self._active[active.request_id]
@@ -240,6 +284,7 @@ class Requests:
             reason=reason,
             num_tokens=int(self._num_tokens[index]) if num_tokens is None else num_tokens,
             num_steps=int(self._num_steps[index]),
+            num_preemptions=int(self._num_pauses[index]),
         )
 
 

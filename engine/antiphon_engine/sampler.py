@@ -3,6 +3,7 @@
 For each row, in this order: repetition penalty, presence and frequency penalties, bias, the mask of
 end and stop ids before the least output; then the likeliest token where the row is greedy, else
 temperature, min-p, top-k, top-p and a draw. Log-probabilities are those of the raw logits.
+On CUDA all of that is launched, step after step, without a wait for what a step brings.
 
 Shapes: S sampled rows, V the vocabulary, R some of the rows.
 """
@@ -15,8 +16,10 @@ from numpy.typing import NDArray
 
 from antiphon_engine import _native
 from antiphon_engine.api.messages import GenerationRequest
+from antiphon_engine.device import CPU, Device
 from antiphon_engine.sampling_draw import FLOOR, DrawParams, draw
 from antiphon_engine.sampling_penalties import Penalties, has_penalties
+from antiphon_engine.sampling_sort import draw_by_sorting
 from antiphon_engine.sampling_tables import SamplingTables
 from antiphon_engine.step_executor import StepBuffers
 
@@ -25,7 +28,10 @@ MAX_TOP_LOGPROBS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLogprobs:
-    """Log-probabilities of the R sampled rows that asked for them."""
+    """Log-probabilities of the R sampled rows that asked for them.
+
+    On CUDA the floats and `top_ids` are complete when the step is.
+    """
 
     rows: NDArray[np.int64]
     """[R] rows of the step."""
@@ -44,7 +50,7 @@ class Sampled:
     """What a step drew."""
 
     tokens: torch.Tensor
-    """[S] int32."""
+    """[S] int32, on the device."""
     logprobs: RowLogprobs | None
     """None where no row asked."""
 
@@ -66,19 +72,29 @@ def sampling_flags(request: GenerationRequest) -> int:
 class Sampler:
     """Samples planned rows by the parameters of their slots. Used by the engine's one thread."""
 
-    def __init__(self, *, num_slots: int, vocabulary_size: int) -> None:
+    def __init__(self, *, num_slots: int, vocabulary_size: int, device: Device = CPU) -> None:
+        self._device = device
         self._tables = SamplingTables(num_slots=num_slots, vocabulary_size=vocabulary_size)
-        self._penalties = Penalties(num_slots=num_slots, vocabulary_size=vocabulary_size)
+        self._penalties = Penalties(
+            num_slots=num_slots, vocabulary_size=vocabulary_size, device=device
+        )
 
-    def assign_slot(self, slot: int, request: GenerationRequest, prompt: NDArray[np.int32]) -> None:
-        """Makes `slot` sample for a request that has produced nothing yet."""
+    def assign_slot(
+        self,
+        slot: int,
+        request: GenerationRequest,
+        *,
+        prompt: NDArray[np.int32],
+        output: NDArray[np.int32],
+    ) -> None:
+        """Makes `slot` sample for a request, from behind what it has produced so far."""
         self._tables.write(
             slot,
             sampling=request.sampling,
             stop=request.stop,
             top_logprobs=request.top_logprobs or 0,
         )
-        self._penalties.write(slot, request.sampling, prompt)
+        self._penalties.write(slot, request.sampling, prompt=prompt, output=output)
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, plan: StepBuffers) -> Sampled:
@@ -90,13 +106,13 @@ class Sampler:
         raw_rows, raw_logprobs = self._raw_logprobs(logits, flags)
         self._process(logits, slots, flags, plan["output_position"][step_rows])
         tokens = self._choose(logits, slots, plan["uniform"][step_rows])
-        penalised = flags & _native.FLAG_PENALTIES != 0
-        if penalised.any():
-            self._penalties.count(slots[penalised], tokens[penalised])
+        penalised = np.nonzero(flags & _native.FLAG_PENALTIES)[0]
+        if penalised.size:
+            self._penalties.count(slots[penalised], tokens[self._device.upload(penalised)])
         logprobs = None
         if raw_logprobs is not None:
             logprobs = self._report(step_rows, raw_rows, raw_logprobs, slots=slots, tokens=tokens)
-        return Sampled(tokens=torch.from_numpy(tokens.astype(np.int32)), logprobs=logprobs)
+        return Sampled(tokens=tokens.int(), logprobs=logprobs)
 
     def _raw_logprobs(
         self, logits: torch.Tensor, flags: NDArray[np.uint32]
@@ -104,7 +120,7 @@ class Sampler:
         rows = np.nonzero(flags & _native.FLAG_LOGPROBS)[0]
         if not rows.size:
             return rows, None
-        return rows, torch.log_softmax(logits[torch.from_numpy(rows)], dim=-1)
+        return rows, torch.log_softmax(logits[self._device.upload(rows)], dim=-1)
 
     def _process(
         self,
@@ -120,26 +136,29 @@ class Sampler:
         biased = np.nonzero(flags & _native.FLAG_BIAS)[0]
         if biased.size:
             index, ids, values = self._tables.bias.read(slots[biased])
-            rows = torch.from_numpy(biased[index])
-            logits[rows, torch.from_numpy(ids)] += torch.from_numpy(values)
+            rows = self._device.upload(biased[index])
+            logits[rows, self._device.upload(ids)] += self._device.upload(values)
         too_short = positions < self._tables.min_output_tokens[slots]
         masked = np.nonzero((flags & _native.FLAG_MIN_TOKENS != 0) & too_short)[0]
         if masked.size:
             index, ids, _ = self._tables.ends.read(slots[masked])
-            logits[torch.from_numpy(masked[index]), torch.from_numpy(ids)] = FLOOR
+            rows = self._device.upload(masked[index])
+            logits[rows, self._device.upload(ids)] = FLOOR
 
     def _choose(
         self, logits: torch.Tensor, slots: NDArray[np.int32], uniform: NDArray[np.float64]
-    ) -> NDArray[np.int64]:
-        tables = self._tables
+    ) -> torch.Tensor:
+        """Returns [S] int64."""
+        tables, upload = self._tables, self._device.upload
         greedy = tables.greedy[slots]
         if greedy.all():
-            return logits.argmax(-1).numpy()
-        tokens = np.empty(slots.shape[0], np.int64)
+            return logits.argmax(-1)
+        tokens = torch.empty(slots.shape[0], dtype=torch.int64, device=logits.device)
         greedy_rows, drawn_rows = np.nonzero(greedy)[0], np.nonzero(~greedy)[0]
         if greedy_rows.size:
-            tokens[greedy_rows] = logits[torch.from_numpy(greedy_rows)].argmax(-1).numpy()
-            logits = logits[torch.from_numpy(drawn_rows)]
+            greedy_index = upload(greedy_rows)
+            tokens[greedy_index] = logits[greedy_index].argmax(-1)
+            logits = logits[upload(drawn_rows)]
         drawn_slots = slots[drawn_rows]
         params = DrawParams(
             temperature=tables.temperature[drawn_slots],
@@ -148,7 +167,10 @@ class Sampler:
             min_p=tables.min_p[drawn_slots],
             uniform=uniform[drawn_rows],
         )
-        tokens[drawn_rows] = draw(logits, params)
+        if self._device.is_cuda:
+            tokens[upload(drawn_rows)] = draw_by_sorting(logits, params, self._device)
+        else:
+            tokens[upload(drawn_rows)] = torch.from_numpy(draw(logits, params))
         return tokens
 
     def _report(
@@ -158,15 +180,15 @@ class Sampler:
         logprobs_rv: torch.Tensor,
         *,
         slots: NDArray[np.int32],
-        tokens: NDArray[np.int64],
+        tokens: torch.Tensor,
     ) -> RowLogprobs:
-        chosen = logprobs_rv.gather(1, torch.from_numpy(tokens[rows])[:, None])[:, 0]
+        chosen = logprobs_rv.gather(1, tokens[self._device.upload(rows)][:, None])[:, 0]
         # Always as many, so that which of equals is told never depends on what batch mates ask.
         top = torch.topk(logprobs_rv, min(MAX_TOP_LOGPROBS, logprobs_rv.shape[1]), dim=-1)
         return RowLogprobs(
             rows=step_rows[rows],
-            chosen=chosen.numpy(),
+            chosen=self._device.download(chosen, np.float32),
             num_top=self._tables.top_logprobs[slots[rows]],
-            top_ids=top.indices.numpy().astype(np.int32),
-            top=top.values.numpy(),
+            top_ids=self._device.download(top.indices.int(), np.int32),
+            top=self._device.download(top.values, np.float32),
         )

@@ -3,13 +3,15 @@
 `executor.Executor` is the real one; tests have one with a scripted model.
 """
 
-from typing import Protocol, TypedDict
+from typing import Protocol, TypedDict, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from antiphon_engine.api.config import EngineConfig
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class StepBuffers(TypedDict):
@@ -49,44 +51,71 @@ class StepExecutor(Protocol):
         """Returns the arrays of a set; always the same ones, which the core fills."""
 
     def execute(self, set_index: int) -> torch.Tensor:
-        """Computes the step that the set describes.
+        """Launches the copies and then the computation that the set describes.
+
+        Steps are carried out in the order of their launches, each as if those before it were done.
 
         Returns:
-            The logits of the sampled positions, [S, V] float32. They are the caller's to overwrite.
+            The logits of the sampled positions, [S, V] float32, on the device. They are the
+            caller's to overwrite.
         """
 
     def store_tokens(self, set_index: int, tokens: torch.Tensor) -> None:
-        """Keeps what was sampled, [S] int32: the slots' last tokens and the set's, for commit."""
+        """Keeps what the step sampled, [S] int32 on the device, as the last tokens of its slots.
+
+        Steps launched later read them there. Ends the launch of the step.
+        """
+
+    def wait(self, set_index: int) -> None:
+        """Waits until the step of the set is carried out, its copies too.
+
+        The set's `tokens` and `num_tokens` are there then, and nothing reads the set any more: the
+        step may be committed, and another be planned into the set.
+        """
 
 
-def make_buffers(config: EngineConfig, *, max_blocks: int) -> StepBuffers:
-    """Returns a set of arrays, large enough for any step; `max_blocks`: of a whole context."""
+def make_buffers(config: EngineConfig, *, max_blocks: int, pinned: bool = False) -> StepBuffers:
+    """Returns a set of arrays, large enough for any step.
+
+    Args:
+        config: The engine's settings.
+        max_blocks: Of a whole context.
+        pinned: Whether CUDA copies from them without waiting.
+    """
     num_rows, num_tokens = config.max_rows, config.max_step_tokens
+
+    def zeros(shape: int | tuple[int, int], dtype: type[_Scalar]) -> NDArray[_Scalar]:
+        num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        memory = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=pinned).numpy()
+        array: NDArray[_Scalar] = memory.view(dtype).reshape(shape)
+        return array
+
     return StepBuffers(
-        header=np.zeros(16, np.int32),
-        handle=np.zeros(num_rows, np.uint64),
-        epoch=np.zeros(num_rows, np.uint32),
-        slot=np.zeros(num_rows, np.int32),
-        adapter=np.zeros(num_rows, np.int32),
-        flags=np.zeros(num_rows, np.uint32),
-        q_len=np.zeros(num_rows, np.int32),
-        cu_q=np.zeros(num_rows + 1, np.int32),
-        ctx_len=np.zeros(num_rows, np.int32),
-        kv_len=np.zeros(num_rows, np.int32),
-        reused_tokens=np.zeros(num_rows, np.int32),
-        output_position=np.zeros(num_rows, np.int32),
-        uniform=np.zeros(num_rows, np.float64),
-        sample_indptr=np.zeros(num_rows + 1, np.int32),
-        sample_rows=np.zeros(num_rows, np.int32),
-        input_ids=np.zeros(num_tokens, np.int32),
-        gather_slot=np.zeros(num_tokens, np.int32),
-        positions=np.zeros(num_tokens, np.int32),
-        slot_mapping=np.zeros(num_tokens, np.int64),
+        header=zeros(16, np.int32),
+        handle=zeros(num_rows, np.uint64),
+        epoch=zeros(num_rows, np.uint32),
+        slot=zeros(num_rows, np.int32),
+        adapter=zeros(num_rows, np.int32),
+        flags=zeros(num_rows, np.uint32),
+        q_len=zeros(num_rows, np.int32),
+        cu_q=zeros(num_rows + 1, np.int32),
+        ctx_len=zeros(num_rows, np.int32),
+        kv_len=zeros(num_rows, np.int32),
+        reused_tokens=zeros(num_rows, np.int32),
+        output_position=zeros(num_rows, np.int32),
+        uniform=zeros(num_rows, np.float64),
+        sample_indptr=zeros(num_rows + 1, np.int32),
+        sample_rows=zeros(num_rows, np.int32),
+        input_ids=zeros(num_tokens, np.int32),
+        gather_slot=zeros(num_tokens, np.int32),
+        positions=zeros(num_tokens, np.int32),
+        slot_mapping=zeros(num_tokens, np.int64),
         # A step may start a request in every row, each with a whole context of reused blocks.
-        table_delta=np.zeros((num_rows * max_blocks, 3), np.int32),
-        copy_ops=np.zeros((num_rows, 5), np.int32),
-        slot_init=np.zeros(num_rows, np.int32),
-        tokens=np.zeros((num_rows, 1), np.int32),
-        num_tokens=np.zeros(num_rows, np.int32),
-        result=np.zeros((num_rows, 4), np.int32),
+        table_delta=zeros((num_rows * max_blocks, 3), np.int32),
+        # The blocks of a context that come from the host, and one copied on write for each row.
+        copy_ops=zeros((max_blocks + num_rows, 5), np.int32),
+        slot_init=zeros(num_rows, np.int32),
+        tokens=zeros((num_rows, 1), np.int32),
+        num_tokens=zeros(num_rows, np.int32),
+        result=zeros((num_rows, 4), np.int32),
     )

@@ -30,10 +30,17 @@ def collect_news(
     start_ns: int,
     end_ns: int,
 ) -> StepNews:
-    """Returns the news of a committed step, and takes those that ended from `requests`."""
+    """Returns the news of a committed step, and takes those that ended from `requests`.
+
+    Rows whose requests ended or were paused while the step ran have a result of zeros: they bring
+    nothing.
+    """
     num_rows = int(plan["header"][_native.HEADER_NUM_ROWS])
     handles, result = plan["handle"][:num_rows], plan["result"][:num_rows]
-    requests.note_progress(handles, num_tokens=result[:, 2], num_steps=result[:, 3])
+    counted = result[:, 3] > 0
+    requests.note_progress(
+        handles[counted], num_tokens=result[counted, 2], num_steps=result[counted, 3]
+    )
     brought = np.nonzero(result[:, 0])[0]
     request_ids, output_indices = requests.names(handles[brought])
     return StepNews(
@@ -54,7 +61,7 @@ def _started(plan: StepBuffers, requests: Requests, num_rows: int, start_ns: int
     for row in np.nonzero(plan["flags"][:num_rows] & _native.FLAG_FIRST)[0]:
         active = requests.owner(int(plan["handle"][row]))
         # The other outputs of a request reuse what its first computed, which is no cache hit.
-        if not active.started:
+        if active is not None and not active.started:
             active.started = True
             started.append(
                 Started(

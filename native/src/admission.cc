@@ -20,6 +20,7 @@ void EngineCore::PlanAdmissions(Step& step) {
   }
   passed_.clear();
   std::int32_t num_deferred = 0;
+  std::int32_t num_refused = 0;
   for (auto place = queue_.begin(); place != queue_.end() && HasPlace();) {
     Request& request = *requests_.Find(place->handle);
     ++place;  // an admission removes the request's own
@@ -30,15 +31,15 @@ void EngineCore::PlanAdmissions(Step& step) {
         }
         break;
       case Admission::kDeferred:
-        if (++num_deferred > kMaxDeferredLooks) {
+        passed_.push_back(request.handle);
+        if (config_.bypass_requests == 0 || ++num_deferred > kMaxDeferredLooks) {
           return;
         }
         break;
       case Admission::kNoMemory:
         request.refused_in = request.refused_in == 0 ? num_plans_ : request.refused_in;
         passed_.push_back(request.handle);
-        if (!MayBePassed(request) ||
-            static_cast<std::int32_t>(passed_.size()) > config_.bypass_requests) {
+        if (!MayBePassed(request) || ++num_refused > config_.bypass_requests) {
           return;
         }
         break;
@@ -54,14 +55,14 @@ bool EngineCore::HasPlace() const {
          !free_slots_.empty();
 }
 
-// Notes that one was admitted before those that were refused; false if no other may be.
+// Notes that one was admitted before those that wait; false if no other may be.
 bool EngineCore::NotePassing() {
   bool may_go_on = true;
   for (const Handle handle : passed_) {
     Request& request = *requests_.Find(handle);
     ++request.num_bypassed;
     ++num_bypasses_;
-    may_go_on = may_go_on && MayBePassed(request);
+    may_go_on = may_go_on && (request.refused_in == 0 || MayBePassed(request));
   }
   return may_go_on;
 }
@@ -178,9 +179,12 @@ void EngineCore::MatchPrompt(const Request& request) {
                match_);
 }
 
-// Whether another request computes, in this step, the very block that this one lacks next.
+// Whether another request computes, in this step, the very block that this one lacks next. Who has
+// been passed by as many as may pass waits no longer and computes it himself; and who missed a
+// static batch would wait for all of it.
 bool EngineCore::IsContributed(const Request& request) const {
-  if (contributions_.empty()) {
+  if (contributions_.empty() || capacity_.policy() == CapacityPolicy::kStaticBatch ||
+      (config_.bypass_requests > 0 && request.num_bypassed >= config_.bypass_requests)) {
     return false;
   }
   const std::size_t index = match_.nodes.size();

@@ -50,15 +50,11 @@ void KvCache::MatchPartial(ScopeId scope, std::span<const TokenId> rest, PrefixM
   const ParentKey parent =
       match.nodes.empty() ? ParentKey::Root(scope) : ParentKey::Node(match.nodes.back());
   const Beginning found =
-      LongestBeginning(parent, rest.first(num_tokens), kNoNode, /*must_be_readable=*/true);
+      LongestBeginning(parent, rest.first(num_tokens), kNoNode, /*is_for_copy=*/true);
   if (found.node == kNoNode) {
     return;
   }
   const Place source = ReadablePlace(found.node);
-  if (source.tier == Tier::kHost &&
-      found.num_tokens <= config_.onload_cost_tokens + config_.onload_block_cost_tokens) {
-    return;
-  }
   match.partial = found.node;
   match.partial_tokens = found.num_tokens;
   match.pins_partial = source.tier == Tier::kDevice && device_.reference_count(source.block) == 0;
@@ -66,7 +62,7 @@ void KvCache::MatchPartial(ScopeId scope, std::span<const TokenId> rest, PrefixM
 
 // Of children that begin alike for as long, one on the device is preferred.
 KvCache::Beginning KvCache::LongestBeginning(ParentKey parent, std::span<const TokenId> tokens,
-                                             NodeId except, bool must_be_readable) const {
+                                             NodeId except, bool is_for_copy) const {
   Beginning best;
   std::int32_t num_left = kMaxScannedChildren;
   for (NodeId node = index_.first_child(parent); node != kNoNode && num_left > 0;
@@ -76,7 +72,7 @@ KvCache::Beginning KvCache::LongestBeginning(ParentKey parent, std::span<const T
         num_tokens > best.num_tokens ||
         (num_tokens == best.num_tokens && num_tokens > 0 && index_.is_on(node, Tier::kDevice) &&
          !index_.is_on(best.node, Tier::kDevice));
-    if (is_better && node != except && (!must_be_readable || IsReadable(node))) {
+    if (is_better && node != except && (!is_for_copy || IsWorthCopying(node, num_tokens))) {
       best = {.node = node, .num_tokens = num_tokens};
     }
   }
@@ -87,6 +83,13 @@ KvCache::Beginning KvCache::LongestBeginning(ParentKey parent, std::span<const T
 bool KvCache::IsReadable(NodeId node) const {
   return index_.is_on(node, Tier::kDevice) ||
          !is_host_written_[Index(index_.block(node, Tier::kHost))];
+}
+
+// Whether a copy of so many of the node's tokens beats computing them.
+bool KvCache::IsWorthCopying(NodeId node, std::int32_t num_tokens) const {
+  return IsReadable(node) &&
+         (ReadablePlace(node).tier == Tier::kDevice ||
+          num_tokens > config_.onload_cost_tokens + config_.onload_block_cost_tokens);
 }
 
 // The device block that this step's copies write is no source for another of them: their order is

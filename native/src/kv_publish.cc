@@ -140,7 +140,7 @@ NodeId KvCache::KeepTail(BlockChain& chain, std::span<const TokenId> wanted) {
     return last;
   }
   const Beginning other = LongestBeginning(NextParent(chain), index_.tokens(partial), partial,
-                                           /*must_be_readable=*/false);
+                                           /*is_for_copy=*/false);
   if (Index(other.num_tokens) == index_.tokens(partial).size() && !IsNeededByOthers(partial)) {
     order_.Inherit(other.node, partial);
     RemoveNode(partial);
@@ -154,7 +154,7 @@ NodeId KvCache::KeepTail(BlockChain& chain, std::span<const TokenId> wanted) {
 void KvCache::PublishTail(const BlockChain& chain, BlockId block, std::span<const TokenId> tokens) {
   const ParentKey parent = NextParent(chain);
   NodeId node = device_.node(block);
-  const Beginning other = LongestBeginning(parent, tokens, node, /*must_be_readable=*/false);
+  const Beginning other = LongestBeginning(parent, tokens, node, /*is_for_copy=*/false);
   if (Index(other.num_tokens) == tokens.size()) {
     const bool is_equal = index_.tokens(other.node).size() == tokens.size();
     if (node == kNoNode && is_equal && !index_.is_on(other.node, Tier::kDevice)) {

@@ -29,6 +29,8 @@ _COUNT = Range(1, 1_000_000)
 _TOKENS = Range(0, 1 << 31)
 _BYTES = Range(0, 1 << 50)
 _DELAY = Range(0.001, 86400)
+_STEPS = Range(0, 1 << 24)
+_TOKENS_OF_WORK = Range(0, 1 << 24)
 
 RULES: Final[Mapping[str, Range | Choice]] = {
     "server.max_message_bytes": Range(64 << 10, 256 << 20),
@@ -50,17 +52,33 @@ RULES: Final[Mapping[str, Range | Choice]] = {
     "logging.level": Choice(("debug", "info", "warning", "error")),
     "logging.format": Choice(("console", "json")),
     "engine.dtype": Choice(("auto", "bfloat16", "float32")),
-    "engine.device": Choice(("cpu",)),
+    "engine.device": Choice(("cpu", "cuda")),
     "engine.num_threads": Range(0, 1024),
     "engine.max_context_tokens": _TOKENS,
     "engine.kv_cache_tokens": _TOKENS,
     "engine.kv_cache_bytes": _BYTES,
+    "engine.host_cache_bytes": _BYTES,
     "engine.block_tokens": Choice(("8", "16", "32", "64", "128")),
     "engine.max_rows": Range(1, 4096),
     "engine.max_step_tokens": Range(1, 1 << 20),
     "engine.max_requests": _COUNT,
+    "engine.capacity_policy": Choice(("guaranteed_no_evict", "max_utilization", "static_batch")),
+    "engine.watermark_blocks": Range(-1, 1 << 24),
+    "engine.cooldown_steps": _STEPS,
+    "engine.chunk_policy": Choice(("first_come_first_served", "equal_progress")),
+    "engine.chunk_tokens": Range(0, 1 << 20),
+    "engine.bypass_requests": Range(0, 1_000_000),
+    "engine.bypass_steps": _STEPS,
+    "engine.run_ahead": Range(-1, 2),
+    "engine.onload_cost_tokens": _TOKENS_OF_WORK,
+    "engine.onload_block_cost_tokens": _TOKENS_OF_WORK,
+    "engine.num_kv_events": Range(0, 1 << 24),
     "engine.stall_limit_s": _DELAY,
     "engine.restart_delay_s": _DELAY,
+    "engine.fault_pause_every": _STEPS,
+    "engine.fault_miss_every": _STEPS,
+    "engine.fault_fail_host_allocation_every": _STEPS,
+    "engine.fault_delay_commit_ms": Range(0, 60_000),
 }
 """By key. Settings without an entry are switches, or text that is checked where it is used."""
 

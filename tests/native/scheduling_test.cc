@@ -1,6 +1,8 @@
 // Who is admitted, who waits for whom, and how a step's tokens are shared.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "small_engine.h"
 
 namespace antiphon {
@@ -81,6 +83,29 @@ TEST(Admission, WaitsForNobodyWhoGetsNoRow) {
 
   EXPECT_TRUE(engine.core().Tokens(second).empty());
   EXPECT_TRUE(engine.core().Tokens(third).empty());
+}
+
+TEST(Admission, OneThatWaitsForABlockIsPassedNoMoreOftenThanOthers) {
+  Engine engine(SmallWith([](CoreConfig& config) {
+    config.num_blocks = 40;
+    config.max_rows = 8;
+    config.max_requests = 8;
+    config.max_step_tokens = 16;
+    config.max_context_tokens = 32;
+    config.chunk_tokens = 2;
+    config.bypass_requests = 2;
+  }));
+  engine.SubmitFrom(1, 20, 1);
+  const Handle waits = engine.SubmitFrom(1, 20, 1);
+  for (TokenId first = 40; first < 100; first += 20) {
+    engine.SubmitFrom(first, 2, 9);
+  }
+
+  engine.Step();
+  EXPECT_EQ(std::ranges::count(engine.rows(), waits), 0);
+  engine.Step();
+
+  EXPECT_EQ(std::ranges::count(engine.rows(), waits), 1);
 }
 
 TEST(Admission, DeferralCanBeSwitchedOff) {

@@ -2,6 +2,7 @@
 
 import gc
 import json
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -9,13 +10,13 @@ import pytest
 from antiphon_engine import _native
 from antiphon_engine.api.messages import CoreStats
 from support.core_model import CoreModel
-from support.core_values import Ask, CoreShape, make_buffers
+from support.core_values import Ask, CoreShape
 
 SHAPE = CoreShape()
 
 
 def good_buffers():
-    return make_buffers(SHAPE.max_rows, SHAPE.max_step_tokens, SHAPE.min_table_deltas)
+    return SHAPE.make_buffers()
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,7 @@ def good_buffers():
         ("input_ids", np.zeros((8, 1), np.int32), "at least 8 elements"),
         ("slot", [0, 0, 0], "type int32"),
         ("table_delta", np.zeros((1, 3), np.int32), "table_delta has room for 1"),
+        ("copy_ops", np.zeros((1, 5), np.int32), "copy_ops has room for 1"),
     ],
 )
 def test_buffer_of_another_shape_or_type_is_refused_by_name(name, array, says):
@@ -59,7 +61,9 @@ def test_missing_and_unknown_buffers_are_refused():
 
 
 def test_larger_buffers_are_taken():
-    SHAPE.make_core().register_buffers(0, **make_buffers(10, 100, 100))
+    larger = replace(SHAPE, max_rows=10, max_step_tokens=100, max_context_tokens=100)
+
+    SHAPE.make_core().register_buffers(0, **larger.make_buffers())
 
 
 def test_core_keeps_its_buffers_alive():
@@ -87,8 +91,66 @@ def test_errors_are_of_the_types_that_callers_catch():
     assert issubclass(_native.QueueFullError, RuntimeError)
     assert issubclass(_native.InvariantError, RuntimeError)
 
-    with pytest.raises(_native.InvariantError, match=r"engine_core\.cc"):
+    with pytest.raises(_native.InvariantError, match=r"committing\.cc"):
         SHAPE.make_core().commit(1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"capacity_policy": "greedy"}, "guaranteed_no_evict, max_utilization, static_batch"),
+        ({"chunk_policy": "fair"}, "first_come_first_served, equal_progress"),
+        ({"run_ahead": 3}, "run_ahead must be 0, 1 or 2"),
+        ({"num_buffer_sets": 1, "run_ahead": 1}, "num_buffer_sets must be more than run_ahead"),
+        ({"miss_every": -1}, "miss_every"),
+    ],
+)
+def test_setting_that_cannot_work_is_refused_by_name(settings, says):
+    sizes = asdict(SHAPE) | settings
+
+    with pytest.raises(ValueError, match=says):
+        _native.EngineCore(**sizes)
+
+
+def test_missing_and_unknown_settings_are_refused():
+    sizes = asdict(SHAPE)
+
+    with pytest.raises(TypeError, match="does not know the argument num_block$"):
+        _native.EngineCore(**sizes, num_block=1)
+    del sizes["num_blocks"]
+    with pytest.raises(TypeError, match="needs the argument num_blocks"):
+        _native.EngineCore(**sizes)
+
+
+def test_tokens_of_a_request_are_a_copy_and_nothing_when_it_is_gone():
+    core = SHAPE.make_core()
+    core.register_buffers(0, **good_buffers())
+    scope = core.intern_scope(tenant="", cache_scope="", adapter="", weights="")
+    handle = Ask(prompt=(5, 6), scope=scope).submit_to(core)
+
+    tokens = core.tokens(handle)
+    core.abort(handle)
+
+    assert tokens.tolist() == [5, 6]
+    assert core.tokens(handle).tolist() == []
+
+
+def test_path_hashes_are_those_of_the_events():
+    core = replace(SHAPE, num_kv_events=8).make_core()
+    buffers = good_buffers()
+    core.register_buffers(0, **buffers)
+    scope = core.intern_scope(tenant="t", cache_scope="", adapter="", weights="")
+    Ask(prompt=(1, 2, 3, 4), scope=scope, max_output=1).submit_to(core)
+    buffers["tokens"][:], buffers["num_tokens"][:] = 9, 1
+    core.commit(core.plan(0))
+
+    events, lost = core.read_kv_events(0, 8)
+
+    assert not lost
+    hashes = core.path_hashes(scope, np.array([1, 2, 3, 4, 5], np.int32))
+    assert [event[2] for event in events] == hashes.tolist()
+    assert events[1][3] == events[0][2]
+    assert core.kv_snapshot()[0] == events[-1][0]
 
 
 def test_stats_are_fields_of_the_engines_counters():

@@ -8,28 +8,19 @@ from torch import Tensor
 
 from antiphon_engine import _native
 from antiphon_engine.api.config import EngineConfig
+from antiphon_engine.engine_process import make_core
 from antiphon_engine.executor import Executor
+from antiphon_engine.loading import describe
 
 _NO_IDS = np.zeros(0, np.int32)
 
 
 class GreedyEngine:
-    """Runs requests to their ends, all at once."""
+    """Runs requests to their ends, all at once. Steps are carried out one by one."""
 
-    def __init__(self, checkpoint: Path, config: EngineConfig, *, chunk_tokens: int = 0) -> None:
+    def __init__(self, checkpoint: Path, config: EngineConfig) -> None:
         self.executor = Executor(config, checkpoint)
-        self.core = _native.EngineCore(
-            num_blocks=self.executor.memory.num_blocks,
-            block_tokens=config.block_tokens,
-            max_rows=config.max_rows,
-            max_step_tokens=config.max_step_tokens,
-            max_context_tokens=self.executor.memory.context_tokens,
-            max_requests=config.max_requests,
-            chunk_tokens=chunk_tokens,
-            prefix_reuse=config.prefix_reuse,
-        )
-        for set_index in range(2):
-            self.core.register_buffers(set_index, **self.executor.buffers(set_index))
+        self.core = make_core(config, describe(self.executor))
         self._scope = self.core.intern_scope(tenant="", cache_scope="", adapter="", weights="")
         self.reused_tokens: dict[int, int] = {}
         """Of the last `generate`, by index of the prompt."""
@@ -64,6 +55,7 @@ class GreedyEngine:
         step = self.executor.buffers(set_index)
         logits = self.executor.execute(set_index)
         self.executor.store_tokens(set_index, logits.argmax(-1).int())
+        self.executor.wait(set_index)
         self.core.commit(step_id)
         self.num_steps += 1
         for row in range(step["header"][_native.HEADER_NUM_ROWS]):

@@ -26,7 +26,7 @@ from antiphon_engine.api.messages import (
     TokenLogprobs,
 )
 from antiphon_engine.api.process import EngineLogging, EngineStart
-from antiphon_engine.engine_process import make_parts
+from antiphon_engine.engine_process import LoadedModel, loop_settings, make_parts
 from antiphon_engine.link import FrontEndLink
 from antiphon_engine.loop import EngineLoop
 from support.scripted_engine import Script, load_scripted
@@ -155,12 +155,20 @@ class LoopHarness:
 def running_loop(
     script: Script | None = None, config: EngineConfig | None = None
 ) -> Iterator[LoopHarness]:
+    """A fresh loop with a scripted model; its sockets are closed afterwards."""
+    config = config or EngineConfig()
+    with running_loop_of(load_scripted(script or Script(), config), config) as harness:
+        yield harness
+
+
+@contextmanager
+def running_loop_of(model: LoadedModel, config: EngineConfig) -> Iterator[LoopHarness]:
     """A fresh loop; its sockets are closed afterwards."""
-    script, config = script or Script(), config or EngineConfig()
     front_end, engine_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     # Nobody reads while the loop steps: all that it says between two looks must fit.
     engine_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
     start = EngineStart(config=config, checkpoint="scripted", logging=EngineLogging())
-    parts = make_parts(start, load_scripted(script, config))
+    parts = make_parts(start, model)
     with front_end, engine_end:
-        yield LoopHarness(EngineLoop(parts, FrontEndLink(engine_end)), front_end)
+        loop = EngineLoop(parts, FrontEndLink(engine_end), loop_settings(config))
+        yield LoopHarness(loop, front_end)

@@ -43,7 +43,12 @@ class SampledBatch:
     def assign(self, slot: int, row: Row) -> None:
         """Gives a slot to a new row."""
         self.rows[slot] = row
-        self._sampler.assign_slot(slot, row.request, np.array(row.prompt, np.int32))
+        self._sampler.assign_slot(
+            slot,
+            row.request,
+            prompt=np.array(row.prompt, np.int32),
+            output=np.array(row.output, np.int32),
+        )
 
     def sample(
         self,

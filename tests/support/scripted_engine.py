@@ -63,17 +63,27 @@ def write_script(path: Path, script: Script) -> list[str]:
     return [sys.executable, str(Path(__file__)), "--script", str(path)]
 
 
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """A request's output: the last token of its prompt, and what it wants to say."""
+
+    end: int
+    text: list[int]
+
+
 class ScriptedExecutor:
     """A StepExecutor that computes nothing."""
 
     def __init__(self, script: Script, config: EngineConfig) -> None:
         self._script = script
         max_blocks = -(-script.context_tokens // config.block_tokens)
-        self._sets = [make_buffers(config, max_blocks=max_blocks) for _ in range(2)]
-        self._ends = np.zeros(config.max_rows, np.int64)
-        """Of each slot, the last token of its prompt."""
-        self._texts: list[list[int]] = [[0]] * config.max_rows
-        """What each slot wants to say."""
+        self._sets = [
+            make_buffers(config, max_blocks=max_blocks) for _ in range(config.num_buffer_sets)
+        ]
+        self._tokens: list[NDArray[np.int32] | None] = [None] * config.num_buffer_sets
+        """What steps that are launched and not waited for have sampled."""
+        self._speakers: dict[int, Speaker] = {}
+        """By the place of a core request, the low half of its handle."""
         noise = np.random.default_rng(0).uniform(-NOISE, NOISE, 2 * script.vocabulary_size)
         self._noise = noise.astype(np.float32)
         self.num_steps = 0
@@ -89,20 +99,27 @@ class ScriptedExecutor:
         rows = np.nonzero(np.diff(plan["sample_indptr"][: num_rows + 1]))[0]
         logits = np.empty((len(rows), self._script.vocabulary_size), np.float32)
         for i, row in enumerate(rows):
-            slot, position = int(plan["slot"][row]), int(plan["output_position"][row])
-            if plan["flags"][row] & _native.FLAG_PREFILL:
-                self._ends[slot] = plan["input_ids"][plan["cu_q"][row + 1] - 1]
-                self._texts[slot] = self._text_behind(int(self._ends[slot]))
-                self._misbehave(int(self._ends[slot]))
-            logits[i] = self._logits(slot, position)
+            place, position = int(plan["handle"][row]) & 0xFFFFFFFF, plan["output_position"][row]
+            # After a pause a request's output is computed again, as if it were prompt.
+            if plan["flags"][row] & _native.FLAG_PREFILL and position == 0:
+                end = int(plan["input_ids"][plan["cu_q"][row + 1] - 1])
+                self._speakers[place] = Speaker(end, self._text_behind(end))
+                self._misbehave(end)
+            logits[i] = self._logits(self._speakers[place], int(position))
         return torch.from_numpy(logits)
 
     def store_tokens(self, set_index: int, tokens: torch.Tensor) -> None:
-        plan = self._sets[set_index]
+        assert self._tokens[set_index] is None, "the set's last step has not been waited for"
+        self._tokens[set_index] = tokens.numpy()
+
+    def wait(self, set_index: int) -> None:
+        plan, tokens = self._sets[set_index], self._tokens[set_index]
+        assert tokens is not None, "the set's step is not launched"
         num_rows = int(plan["header"][_native.HEADER_NUM_ROWS])
         num_samples = np.diff(plan["sample_indptr"][: num_rows + 1])
         plan["num_tokens"][:num_rows] = num_samples
-        plan["tokens"][np.nonzero(num_samples)[0], 0] = tokens.numpy()
+        plan["tokens"][np.nonzero(num_samples)[0], 0] = tokens
+        self._tokens[set_index] = None
 
     def _text_behind(self, end: int) -> list[int]:
         path = Path(self._script.texts_folder) / str(end)
@@ -110,11 +127,10 @@ class ScriptedExecutor:
             return msgspec.json.decode(path.read_bytes(), type=list[int])
         return self._script.texts.get(str(end), self._script.texts.get("*", [0]))
 
-    def _logits(self, slot: int, position: int) -> NDArray[np.float32]:
-        end, text = int(self._ends[slot]), self._texts[slot]
-        start = (31 * position + 7 * end) % self._script.vocabulary_size
+    def _logits(self, speaker: Speaker, position: int) -> NDArray[np.float32]:
+        start = (31 * position + 7 * speaker.end) % self._script.vocabulary_size
         logits = self._noise[start : start + self._script.vocabulary_size].copy()
-        logits[text[min(position, len(text) - 1)]] = WANTED_LOGIT
+        logits[speaker.text[min(position, len(speaker.text) - 1)]] = WANTED_LOGIT
         return logits
 
     def _misbehave(self, end: int) -> None:
@@ -137,6 +153,7 @@ def load_scripted(script: Script, config: EngineConfig) -> LoadedModel:
             vocabulary_size=script.vocabulary_size,
             context_tokens=config.max_context_tokens or script.context_tokens,
             num_blocks=num_tokens // config.block_tokens + 1,
+            num_host_blocks=config.host_cache_bytes // (4 * config.block_tokens),
         ),
     )
 

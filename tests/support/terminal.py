@@ -8,7 +8,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -30,19 +30,28 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 class Terminal:
     """Runs a Python module at a pseudo-terminal of its own. Blocks: use it from a thread."""
 
-    def __init__(self, module: str, arguments: Sequence[str], *, limit_s: float = 20.0) -> None:
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        environ: Mapping[str, str],
+        echoes: bool = False,
+        limit_s: float = 20.0,
+    ) -> None:
         self._limit_s = limit_s
         self._master, slave = pty.openpty()
-        attributes = termios.tcgetattr(slave)
-        attributes[3] &= ~termios.ECHO
-        termios.tcsetattr(slave, termios.TCSANOW, attributes)
+        if not echoes:
+            attributes = termios.tcgetattr(slave)
+            attributes[3] &= ~termios.ECHO
+            termios.tcsetattr(slave, termios.TCSANOW, attributes)
         self._process = subprocess.Popen(
             [sys.executable, "-c", _AT_TERMINAL, module, *arguments],
             stdin=slave,
             stdout=slave,
             stderr=slave,
             start_new_session=True,
-            env={**os.environ, "TERM": "dumb"},
+            env={**os.environ, "TERM": "dumb", **environ},
         )
         os.close(slave)
         self.written = ""
@@ -73,18 +82,6 @@ class Terminal:
         before = self.written[self._seen : found]
         self._seen = found + len(text)
         return before
-
-    def interrupt_until(self, text: str) -> None:
-        """Presses Ctrl-C until `text` is written.
-
-        For a program that waits for a line: an interrupt just before it waits shows only later.
-        """
-        deadline_s = time.monotonic() + self._limit_s
-        while self.written.find(text, self._seen) < 0:
-            assert time.monotonic() < deadline_s, f"{text!r} did not come in {self.written!r}"
-            self.type(CTRL_C)
-            self._read(time.monotonic() + 0.5)
-        self.expect(text)
 
     def wait(self) -> int:
         """Waits for the program's end and returns its exit status."""

@@ -11,7 +11,7 @@ from antiphon.v1 import session_pb2, types_pb2
 from antiphon_cli.config_flags import add_config, add_target, config_of
 from antiphon_cli.failures import explain, report
 from antiphon_cli.outcome import WRONG_USE, complain
-from antiphon_cli.terminal import edit_lines, note, read_line, say, visible
+from antiphon_cli.terminal import LineReader, note, say, visible
 from antiphon_client import (
     Cancelled,
     NotFound,
@@ -74,9 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
             chat.begin(arguments.session)
         except ServerError as error:
             return report(error, arguments.target)
-        edit_lines()
         try:
-            chat.talk()
+            chat.talk(LineReader())
         finally:
             chat.leave()
     return 0
@@ -112,18 +111,18 @@ class Chat:
             self._name = name if name.startswith("sessions/") else f"sessions/{name}"
             note(f"{self._attach().info.num_turns} turns so far; /history shows them.")
 
-    def talk(self) -> None:
+    def talk(self, lines: LineReader) -> None:
         """Reads lines and answers them until the input ends."""
         while True:
             try:
-                line = read_line("> " if sys.stdin.isatty() else "").strip()
+                line = lines.read("> " if sys.stdin.isatty() else "").strip()
             except EOFError:
                 return
             except UnicodeError:
                 complain(f"that is no text in {sys.stdin.encoding}; nothing was sent")
                 continue
             except KeyboardInterrupt:
-                note("\n(Ctrl-D leaves)")
+                note("(Ctrl-D leaves)")
                 continue
             if line in ("/quit", "/exit"):
                 return

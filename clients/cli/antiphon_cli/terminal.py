@@ -1,7 +1,22 @@
 """Reading from and writing to the person at the terminal."""
 
+import os
 import sys
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+_CTRL_C: Final = "\x03"
+# The key puts itself into the line and ends it.
+_KEYS: Final = (
+    "$if mode=vi",
+    "set keymap vi-command",
+    r'"\C-c": "i\C-v\C-c\C-m"',
+    "set keymap vi-insert",
+    "$endif",
+    r'"\C-c": "\C-v\C-c\C-m"',
+)
 
 
 def visible(text: str) -> str:
@@ -22,22 +37,70 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def read_line(prompt: str) -> str:
-    """Returns what a person types, or the next line of a pipe.
+class LineReader:
+    """Reads lines; at a terminal they can be edited and recalled, where the platform can.
 
-    Raises:
-        EOFError: nothing more comes.
-        UnicodeError: the line is no text in the encoding that the locale names.
+    There Ctrl-C is read as a key. As a signal it would drop what was typed, and where it came
+    between readline's wait for a key and the reading of it, neither it nor later ones would be
+    seen.
     """
-    line = input(prompt)
-    line.encode()  # Where the locale names none, bytes that are no text come through as half pairs.
-    return line
 
+    def __init__(self) -> None:
+        self._editing = False
+        try:
+            import readline
+        except ImportError:
+            return
+        # Its other back end has other words for keys.
+        if sys.stdin.isatty() and sys.stdout.isatty() and "libedit" not in (readline.__doc__ or ""):
+            readline.set_auto_history(False)
+            for words in _KEYS:
+                readline.parse_and_bind(words)
+            self._editing = True
 
-def edit_lines() -> None:
-    """Lets `input` edit lines and recall earlier ones, where the platform can."""
-    try:
+    def read(self, prompt: str) -> str:
+        """Returns what a person types, or the next line of a pipe.
+
+        Raises:
+            EOFError: nothing more comes.
+            KeyboardInterrupt: the person would rather not; the cursor is on a new line.
+            UnicodeError: the line is no text in the encoding that the locale names.
+        """
+        try:
+            line = self._edit(prompt) if self._editing else input(prompt)
+        except KeyboardInterrupt:
+            note("")
+            raise
+        if _CTRL_C in line and self._editing:
+            raise KeyboardInterrupt
+        line.encode()  # Where the locale names none, bytes that are no text come as half pairs.
+        return line
+
+    def _edit(self, prompt: str) -> str:
         import readline
-    except ImportError:
+
+        with _interrupts_as_keys(sys.stdin.fileno()):
+            line = input(prompt)
+        last = readline.get_history_item(readline.get_current_history_length())
+        if line and line != last and _CTRL_C not in line:
+            readline.add_history(line)
+        return line
+
+
+@contextmanager
+def _interrupts_as_keys(terminal: int) -> Iterator[None]:
+    import termios
+
+    try:
+        before = termios.tcgetattr(terminal)
+    except termios.error:  # It is gone, as reading from it says.
+        yield
         return
-    readline.set_auto_history(True)
+    keys = [*before[6]]
+    keys[termios.VINTR] = bytes([os.fpathconf(terminal, "PC_VDISABLE")])
+    try:
+        termios.tcsetattr(terminal, termios.TCSANOW, [*before[:6], keys])
+        yield
+    finally:
+        with suppress(termios.error):
+            termios.tcsetattr(terminal, termios.TCSANOW, before)

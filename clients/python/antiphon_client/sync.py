@@ -71,25 +71,37 @@ async def _end_tasks() -> None:
 
 
 class _Each(Iterator[T]):
-    """Yields what an asynchronous iterator yields; goes on where an interrupt broke its wait."""
+    """Yields what an asynchronous iterator yields; goes on where an interrupt broke its wait.
+
+    An interrupt may come after a value was asked for and before that is noted here. So values
+    have numbers, and asking twice for one is asking once.
+    """
 
     def __init__(self, loop: _Loop, values: AsyncIterator[T]) -> None:
         self._loop = loop
         self._values = values
-        self._next: Future[T] | None = None
+        self._num_taken = 0
+        # The loop's thread alone uses these.
+        self._num_asked = 0
+        self._asked: asyncio.Future[T] | None = None
 
     def __next__(self) -> T:
-        async def following() -> T:
-            return await anext(self._values)
-
-        if self._next is None:
-            self._next = self._loop.submit(following())
         try:
-            value = self._next.result()
+            value = self._loop.run(self._value(self._num_taken))
         except StopAsyncIteration:
             raise StopIteration from None
-        self._next = None
+        self._num_taken += 1
         return value
+
+    async def _value(self, index: int) -> T:
+        if self._asked is None or index == self._num_asked:
+            self._num_asked = index + 1
+            self._asked = asyncio.ensure_future(self._following())
+        # Cancelling one that asks must not cancel the value that another waits for.
+        return await asyncio.shield(self._asked)
+
+    async def _following(self) -> T:
+        return await anext(self._values)
 
 
 class SyncGeneration:

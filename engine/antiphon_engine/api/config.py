@@ -10,7 +10,7 @@ class EngineConfig:
     dtype: str = "auto"
     """Element type of weights and activations: auto (the checkpoint's), bfloat16 or float32."""
     device: str = "cpu"
-    """Where the model runs. This release: cpu."""
+    """Where the model runs: cpu; or cuda, which works but is not tuned yet."""
     num_threads: int = 0
     """Threads of the device's computations; 0: one per physical core that the process may use."""
     max_context_tokens: int = 0
@@ -19,6 +19,8 @@ class EngineConfig:
     """Tokens of KV cache; 0: from kv_cache_bytes."""
     kv_cache_bytes: int = 1 << 30
     """Memory for the KV cache where kv_cache_tokens is 0."""
+    host_cache_bytes: int = 0
+    """Main memory for KV cache that has to leave the device's; 0: none."""
     block_tokens: int = 32
     """Tokens in a block of KV cache: 8, 16, 32, 64 or 128."""
     max_rows: int = 64
@@ -27,9 +29,58 @@ class EngineConfig:
     """Tokens computed in one step, over all requests: how long a prompt can hold up streams."""
     max_requests: int = 1024
     """Outputs that the engine holds, running and waiting."""
+    capacity_policy: str = "guaranteed_no_evict"
+    """guaranteed_no_evict: a request starts when all that it can need is there; max_utilization:
+    when its prompt is, and the latest is paused where that was too bold; static_batch: as the
+    first, but only when the batch before has ended."""
+    watermark_blocks: int = -1
+    """Under max_utilization, blocks that a start leaves free while others run; -1: by the pool."""
+    cooldown_steps: int = 8
+    """Under max_utilization, steps in which nothing starts after a pause."""
+    chunk_policy: str = "first_come_first_served"
+    """How prompts share a step's tokens: first_come_first_served, or equal_progress."""
+    chunk_tokens: int = 0
+    """Tokens of one prompt computed in one step; 0: as many as max_step_tokens leaves."""
+    bypass_requests: int = 8
+    """How many later requests may start before one that does not fit yet."""
+    bypass_steps: int = 256
+    """For how many steps later requests may start before one that does not fit yet."""
+    run_ahead: int = -1
+    """Steps launched before an earlier one's tokens are there: 0 to 2; -1: 0 on cpu, 1 on cuda."""
     prefix_reuse: bool = True
     """Whether prompts reuse the KV cache of earlier requests with the same beginning."""
+    partial_reuse: bool = True
+    """Whether the beginning of a block is reused too, by copying the block."""
+    prefix_deferral: bool = True
+    """Whether a request waits a step for a block that another one computes in it."""
+    onload_cost_tokens: int = 0
+    """What bringing a prefix back from main memory costs, in tokens that could be computed
+    meanwhile; where the prefix is shorter, it is computed again."""
+    onload_block_cost_tokens: int = 0
+    """As onload_cost_tokens, for each block."""
+    num_kv_events: int = 0
+    """Events of the KV cache kept for readers; 0: none."""
     stall_limit_s: float = 30.0
     """The engine counts as stalled when it gives no sign of life for this long."""
     restart_delay_s: float = 0.5
     """The wait before a dead engine is started again; doubles up to 30 s while it keeps dying."""
+    fault_pause_every: int = 0
+    """A fault on purpose: pauses the latest request every so many steps; 0: never."""
+    fault_miss_every: int = 0
+    """A fault on purpose: every so many prefix look-ups find nothing; 0: never."""
+    fault_fail_host_allocation_every: int = 0
+    """A fault on purpose: every so many blocks find no room in main memory; 0: never."""
+    fault_delay_commit_ms: int = 0
+    """A fault on purpose: every step's results wait so long; 0: never."""
+
+    @property
+    def num_steps_ahead(self) -> int:
+        """`run_ahead`, with what -1 stands for put in."""
+        if self.run_ahead >= 0:
+            return self.run_ahead
+        return 1 if self.device == "cuda" else 0
+
+    @property
+    def num_buffer_sets(self) -> int:
+        """Steps whose arrays are kept apart: those in flight, the one planned, one to spare."""
+        return self.num_steps_ahead + 2

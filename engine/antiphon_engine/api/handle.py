@@ -107,5 +107,17 @@ class EngineHandle(Protocol):
     async def match_prefix(self, scope: Scope, tokens: bytes) -> int:
         """Returns how many leading tokens (int32) are cached. Raises like `stats`."""
 
+    def close_session(self, session: int) -> None:
+        """Hints that nothing more comes of a session: what only it has cached goes first.
+
+        This and the next two never wait and never fail; an engine that is down or behind forgets.
+        """
+
+    def fork_session(self, session: int, new_session: int) -> None:
+        """Hints that `new_session` goes on where `session` stands."""
+
+    def rewind_session(self, session: int, num_tokens: int) -> None:
+        """Hints that a session goes on behind its first `num_tokens` tokens."""
+
     async def close(self) -> None:
         """Ends the engine and waits for it, a few seconds at most."""

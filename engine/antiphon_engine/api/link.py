@@ -12,8 +12,10 @@ from antiphon_engine.api.errors import AntiphonError, ErrorReason, StartupError
 from antiphon_engine.api.handle import EngineState, RequestStream
 from antiphon_engine.api.messages import (
     Answer,
+    CloseSession,
     CoreStats,
     FlushPrefixCache,
+    ForkSession,
     GenerationRequest,
     LoadFailed,
     LoadProgress,
@@ -21,6 +23,7 @@ from antiphon_engine.api.messages import (
     ReadStats,
     Ready,
     RequestFailed,
+    RewindSession,
     Scope,
     Shutdown,
     StepNews,
@@ -178,6 +181,18 @@ class EngineLink:
         assert isinstance(answer, int)
         return answer
 
+    def close_session(self, session: int) -> None:
+        """See EngineHandle."""
+        self._hint(CloseSession(session=session))
+
+    def fork_session(self, session: int, new_session: int) -> None:
+        """See EngineHandle."""
+        self._hint(ForkSession(session=session, new_session=new_session))
+
+    def rewind_session(self, session: int, num_tokens: int) -> None:
+        """See EngineHandle."""
+        self._hint(RewindSession(session=session, num_tokens=num_tokens))
+
     async def close(self) -> None:
         """See EngineHandle."""
         if self._supervisor is not None:
@@ -205,6 +220,11 @@ class EngineLink:
             ) from None
         finally:
             del self._queries[query_id]
+
+    def _hint(self, message: CloseSession | ForkSession | RewindSession) -> None:
+        connection = self._connection
+        if connection is not None and connection.unsent_bytes <= _MAX_UNSENT_BYTES:
+            connection.send(message)
 
     def _forget(self, request_id: int) -> None:
         self._streams.pop(request_id, None)

@@ -73,6 +73,13 @@ class GenerationRequest(_Message, frozen=True, kw_only=True):
     scope: Scope = Scope()
     priority: int = 50
     traceparent: str = ""
+    session: int = 0
+    """A name of the session that this is a turn of, up to 2**64 - 1; 0: none. What the first output
+    ends with is the session's tip. A hint to the cache, as are the two below."""
+    retention_priority: int = 50
+    """0, first to go, to 100: how long its KV cache stays when memory is short."""
+    retention_us: int = 0
+    """How long `retention_priority` holds without use; 0: for ever."""
 
 
 # Front end to engine.
@@ -119,6 +126,26 @@ class MatchPrefix(_Message, frozen=True, kw_only=True):
     tokens: bytes
 
 
+class CloseSession(_Message, frozen=True, kw_only=True):
+    """A hint: nothing more comes of a session. Not answered, as the next two."""
+
+    session: int
+
+
+class ForkSession(_Message, frozen=True, kw_only=True):
+    """A hint: `new_session` goes on where `session` stands."""
+
+    session: int
+    new_session: int
+
+
+class RewindSession(_Message, frozen=True, kw_only=True):
+    """A hint: a session goes on behind its first `num_tokens` tokens."""
+
+    session: int
+    num_tokens: int
+
+
 class Shutdown(_Message, frozen=True, kw_only=True):
     """End the process. Running requests are not waited for."""
 
@@ -127,7 +154,10 @@ class Shutdown(_Message, frozen=True, kw_only=True):
 
 
 class CoreStats(_Message, frozen=True, kw_only=True):
-    """The engine's counters; names and meaning as in the contract's EngineStats."""
+    """The engine's counters; names and meaning as in the contract's EngineStats, where it has them.
+
+    `num_blocks…` are the device's, `num_host_blocks…` those in main memory.
+    """
 
     step: int = 0
     num_running: int = 0
@@ -137,11 +167,25 @@ class CoreStats(_Message, frozen=True, kw_only=True):
     num_blocks_used: int = 0
     num_blocks_cached: int = 0
     num_blocks_free: int = 0
+    num_host_blocks: int = 0
+    num_host_blocks_used: int = 0
     num_prefilled_tokens_total: int = 0
+    num_recomputed_tokens_total: int = 0
+    """Computed again after a pause; not in `num_prefilled_tokens_total`."""
     num_reused_tokens_total: int = 0
     num_generated_tokens_total: int = 0
     num_preemptions_total: int = 0
     num_evictions_total: int = 0
+    num_offloads_total: int = 0
+    """Blocks copied to main memory."""
+    num_onloads_total: int = 0
+    """Blocks copied back."""
+    num_copies_on_write_total: int = 0
+    """Blocks copied because a request goes on inside them."""
+    num_deferrals_total: int = 0
+    """Waits for a block that another request was computing."""
+    num_bypasses_total: int = 0
+    """Starts before a request that did not fit yet."""
     num_finished_total: dict[str, int] = {}
     step_time_ns: int = 0
     schedule_time_ns: int = 0
@@ -245,5 +289,16 @@ class Answer(_Message, frozen=True, kw_only=True):
     value: int | CoreStats
 
 
-ToEngine = Submit | Cancel | FinishOutput | ReadStats | FlushPrefixCache | MatchPrefix | Shutdown
+ToEngine = (
+    Submit
+    | Cancel
+    | FinishOutput
+    | ReadStats
+    | FlushPrefixCache
+    | MatchPrefix
+    | CloseSession
+    | ForkSession
+    | RewindSession
+    | Shutdown
+)
 ToFrontEnd = LoadProgress | Ready | LoadFailed | StepNews | RequestFailed | Answer

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from antiphon_engine.attention.base import StepRows
+from antiphon_engine.device import CPU, Device
 from antiphon_engine.kv_tensors import KvTensors
 
 
@@ -46,8 +47,15 @@ class TorchSdpa:
     `gather_limit_tokens` bounds how much context one gather of several rows copies.
     """
 
-    def __init__(self, dtype: torch.dtype, *, gather_limit_tokens: int = 65_536) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        device: Device = CPU,
+        *,
+        gather_limit_tokens: int = 65_536,
+    ) -> None:
         self._dtype = dtype
+        self._device = device
         self._gather_limit_tokens = gather_limit_tokens
 
     def prepare(self, rows: StepRows, kv: KvTensors) -> "_Step":
@@ -72,12 +80,13 @@ class TorchSdpa:
     def _single_tokens(
         self, rows: StepRows, group: NDArray[np.int64], table_RM: Tensor, block_tokens: int
     ) -> _SingleTokens:
-        kv_tokens_G = torch.from_numpy(rows.context_tokens[group] + 1)
-        num_blocks = -(-int(kv_tokens_G.max()) // block_tokens)
-        seen_GL = torch.arange(num_blocks * block_tokens) < kv_tokens_G[:, None]
+        kv_tokens = rows.context_tokens[group] + 1
+        num_blocks = -(-int(kv_tokens.max()) // block_tokens)
+        places_L = self._places(0, num_blocks * block_tokens)
+        seen_GL = places_L < self._device.upload(kv_tokens)[:, None]
         return _SingleTokens(
-            torch.from_numpy(rows.token_starts[group]).long(),
-            table_RM[torch.from_numpy(group), :num_blocks],
+            self._device.upload(rows.token_starts[group]).long(),
+            table_RM[self._device.upload(group), :num_blocks],
             self._additive(seen_GL)[:, None, None, :],
         )
 
@@ -86,12 +95,16 @@ class TorchSdpa:
         start, end = int(rows.token_starts[row]), context + num_tokens
         mask_SL = None
         if context:
-            seen_SL = torch.arange(end) <= torch.arange(context, end)[:, None]
+            seen_SL = self._places(0, end) <= self._places(context, end)[:, None]
             mask_SL = self._additive(seen_SL)
         return _Chunk(start, start + num_tokens, table_M, end, mask_SL)
 
+    def _places(self, start: int, end: int) -> Tensor:
+        return torch.arange(start, end, device=self._device.torch_device)
+
     def _additive(self, seen: Tensor) -> Tensor:
-        return torch.zeros(seen.shape, dtype=self._dtype).masked_fill_(~seen, float("-inf"))
+        nothing = torch.zeros(seen.shape, dtype=self._dtype, device=seen.device)
+        return nothing.masked_fill_(~seen, float("-inf"))
 
 
 class _Step:

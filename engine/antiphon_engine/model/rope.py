@@ -30,7 +30,10 @@ class Rope:
     """Computes rotations of positions."""
 
     def __init__(self, config: RopeConfig, head_dim: int) -> None:
-        self._frequencies_F, self._scale = _frequencies(config, head_dim)
+        # Computed on the CPU, wherever they go: devices round powers differently.
+        with torch.device("cpu"):
+            frequencies_F, self._scale = _frequencies(config, head_dim)
+        self._frequencies_F = frequencies_F.to(torch.get_default_device())
 
     def rotation(self, positions_T: Tensor, dtype: torch.dtype) -> Rotation:
         """Returns what rotates heads at these positions."""

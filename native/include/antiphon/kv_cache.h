@@ -221,8 +221,9 @@ class KvCache {
   // kv_match.cc
   void MatchPartial(ScopeId scope, std::span<const TokenId> rest, PrefixMatch& match) const;
   Beginning LongestBeginning(ParentKey parent, std::span<const TokenId> tokens, NodeId except,
-                             bool must_be_readable) const;
+                             bool is_for_copy) const;
   bool IsReadable(NodeId node) const;
+  bool IsWorthCopying(NodeId node, std::int32_t num_tokens) const;
   Place ReadablePlace(NodeId node) const;
 
   // kv_cache.cc

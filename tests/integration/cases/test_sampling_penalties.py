@@ -78,7 +78,8 @@ async def test_tokens_are_those_of_the_rule_cold_and_warm(
     warm: Answer = await ask(tiny, request)
 
     token_ids = list(warm.output.token_ids)
-    assert (cold.usage.cached_prompt_tokens, warm.usage.cached_prompt_tokens) == (0, 64)
+    assert cold.usage.cached_prompt_tokens == 0
+    assert warm.usage.cached_prompt_tokens == len(PROMPT) - 1
     assert list(cold.outputs[0].token_ids) == token_ids
     check_rule(logits, sampling, prompt=PROMPT, output=token_ids)
     # What is reported is the distribution before all penalties.

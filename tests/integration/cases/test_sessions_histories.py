@@ -185,7 +185,7 @@ async def test_rerendered_history_is_what_a_caller_without_a_session_would_send(
     for i, run in enumerate(runs):
         common = num_common(run.prompt_ids, [earlier.context[:-1] for earlier in runs[:i]])
         reusable = min(common, len(run.prompt_ids) - 1)
-        assert run.usage.cached_prompt_tokens == whole_blocks(reusable)
+        assert whole_blocks(reusable) <= run.usage.cached_prompt_tokens <= reusable
         assert i == 0 or 0 < common < len(runs[i - 1].prompt_ids)  # The past is told differently.
     for run, conversation in zip(runs, conversations, strict=True):
         await served.flush()

@@ -2,12 +2,13 @@
 
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 import pytest_asyncio
 
 from antiphon_engine.api.errors import ErrorReason
 from antiphon_engine.api.link import EngineLink
-from antiphon_engine.api.messages import FinishReason, Scope
+from antiphon_engine.api.messages import FinishReason, GenerationRequest, Scope
 from support.engine_links import (
     TEXT,
     at_rest,
@@ -25,7 +26,7 @@ TEXTS = {"*": TEXT, "3": [9]} | {str(i): [i + 100] * (i % 7) + [2] for i in rang
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def link(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EngineLink]:
-    script = Script(texts=TEXTS, context_tokens=2048, step_delay_s=0.002)
+    script = Script(texts=TEXTS, context_tokens=2048, vocabulary_size=2048, step_delay_s=0.002)
     path = tmp_path_factory.mktemp("engine")
     async with running(path, script, max_rows=8, kv_cache_tokens=1024) as link:
         yield link
@@ -47,6 +48,7 @@ async def test_facts_say_what_runs(link: EngineLink) -> None:
 
 
 async def test_reader_that_comes_late_gets_everything_at_once(link: EngineLink) -> None:
+    await link.flush_prefix_cache()
     late = link.submit(request(1, 4, num_outputs=2))
     await at_rest(link)
 
@@ -77,7 +79,7 @@ async def test_cancel_finish_and_close_end_running_outputs(link: EngineLink) -> 
     grown = {
         reason: num - before.get(reason, 0) for reason, num in stats.num_finished_total.items()
     }
-    assert (grown["CANCELLED"], grown["STOP_SEQUENCE"], grown["STOP"]) == (2, 1, 0)
+    assert (grown["CANCELLED"], grown["STOP_SEQUENCE"], grown.get("STOP", 0)) == (2, 1, 0)
 
 
 async def test_prefix_queries(link: EngineLink) -> None:
@@ -86,7 +88,7 @@ async def test_prefix_queries(link: EngineLink) -> None:
     await read_all(link.submit(prompt))
 
     assert await link.match_prefix(Scope(), prompt.prompt) == 96
-    assert await link.flush_prefix_cache() == 3
+    assert await link.flush_prefix_cache() == 4  # the block that the prompt ends in, too
     assert await link.match_prefix(Scope(), prompt.prompt) == 0
 
 
@@ -95,3 +97,25 @@ async def test_refused_request_fails_with_its_reason(link: EngineLink) -> None:
 
     assert error.reason is ErrorReason.NEVER_FITS
     assert error.metadata == {"needed_blocks": "35", "available_blocks": "32"}
+
+
+async def test_hints_on_sessions_reach_the_engine(
+    link: EngineLink,
+) -> None:
+    await link.flush_prefix_cache()
+    left, kept = range(600, 900), range(1000, 1300)
+    await read_all(link.submit(in_session(request(*kept, max_output_tokens=1), 1)))
+    await read_all(link.submit(in_session(request(*left, max_output_tokens=1), 2)))
+
+    link.fork_session(1, 3)
+    link.rewind_session(3, 64)
+    link.close_session(2)
+    link.close_session(99)
+    await read_all(link.submit(request(*range(1400, 1900), max_output_tokens=1)))
+
+    matches = [await link.match_prefix(Scope(), request(*prompt).prompt) for prompt in (kept, left)]
+    assert matches[0] > matches[1]
+
+
+def in_session(asked: GenerationRequest, session: int) -> GenerationRequest:
+    return msgspec.structs.replace(asked, session=session)

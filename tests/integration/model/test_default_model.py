@@ -42,19 +42,18 @@ def prompts(checkpoint):
 
 
 @torch.inference_mode()
-def reference_outputs(checkpoint, prompts):
-    longest = max(len(prompt) for prompt in prompts)
-    padded = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
-    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-    outputs = load_reference(checkpoint).generate(
-        torch.tensor(padded),
-        attention_mask=torch.tensor(mask),
-        max_new_tokens=NUM_OUTPUT_TOKENS,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return outputs[:, longest:].tolist()
+def likeliest_by_reference(checkpoint, prompts, outputs):
+    """Returns the reference's likeliest token at each place of the outputs.
+
+    Where these are the outputs themselves, the reference would have written the same by itself.
+    """
+    model = load_reference(checkpoint)
+    likeliest = []
+    for prompt, output in zip(prompts, outputs, strict=True):
+        before = torch.tensor([prompt + output[:-1]])
+        logits = model(before, logits_to_keep=len(output)).logits[0]
+        likeliest.append(logits.argmax(-1).tolist())
+    return likeliest
 
 
 def test_it_says_of_itself_what_it_is(checkpoint):
@@ -67,12 +66,14 @@ def test_it_says_of_itself_what_it_is(checkpoint):
 
 
 def test_greedy_output_in_float32_equals_the_reference(checkpoint, prompts):
-    expected = reference_outputs(checkpoint, prompts)
     config = EngineConfig(
         dtype="float32", num_threads=1, kv_cache_tokens=4096, max_context_tokens=1024
     )
 
-    assert GreedyEngine(checkpoint, config).generate(prompts, NUM_OUTPUT_TOKENS) == expected
+    outputs = GreedyEngine(checkpoint, config).generate(prompts, NUM_OUTPUT_TOKENS)
+
+    assert [len(output) for output in outputs] == [NUM_OUTPUT_TOKENS] * len(prompts)
+    assert outputs == likeliest_by_reference(checkpoint, prompts, outputs)
 
 
 def test_logits_in_bfloat16_stay_near_the_reference(checkpoint, prompts):

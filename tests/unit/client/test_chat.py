@@ -2,8 +2,10 @@ import asyncio
 import sys
 from asyncio.subprocess import PIPE
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 
 import grpc
+import pytest
 from antiphon.v1 import model_pb2, model_pb2_grpc, session_pb2, types_pb2
 from google.rpc import error_details_pb2
 
@@ -27,14 +29,15 @@ class Sessions(Conversing):
 
 
 @asynccontextmanager
-async def chatting(servicer):
+async def chatting(servicer, *, echoes=False, environ=MappingProxyType({})):
     """Yields a function that runs a dialogue with `antiphon chat` and returns what it returns."""
     async with serving(sessions=servicer, models=OneModel()) as target:
 
         async def run(dialogue, *arguments):
             def at_terminal():
                 words = ["chat", "--target", target, *arguments]
-                with Terminal("antiphon_cli.main", words) as terminal:
+                terminal = Terminal("antiphon_cli.main", words, environ=environ, echoes=echoes)
+                with terminal:
                     return dialogue(terminal)
 
             return await asyncio.to_thread(at_terminal)
@@ -124,17 +127,81 @@ async def test_ctrl_c_at_the_prompt_leaves_nothing_behind_and_stays():
     def dialogue(terminal):
         terminal.expect("> ")
         terminal.type("half a li")
-        terminal.interrupt_until("Ctrl-D leaves")
+        terminal.type(CTRL_C)
+        terminal.expect("half a li^C\n(Ctrl-D leaves)\n> ")
         terminal.type("whole\n")
-        terminal.expect("whole")
+        terminal.expect("whole\nwhole\n")
         terminal.type("/quit\n")
         return terminal.wait()
 
     servicer = Conversing(echo)
-    async with chatting(servicer) as run:
+    async with chatting(servicer, echoes=True) as run:
         assert await run(dialogue) == 0
 
     assert servicer.frames[1].generate.items == [user("whole")]
+
+
+async def test_ctrl_c_right_behind_a_key_is_never_lost():
+    def dialogue(terminal):
+        terminal.expect("> ")
+        for _ in range(200):
+            terminal.type("x")
+            terminal.type(CTRL_C)
+            terminal.expect("x^C\n(Ctrl-D leaves)\n> ")
+        terminal.type(CTRL_D)
+        return terminal.wait()
+
+    servicer = Conversing(echo)
+    async with chatting(servicer, echoes=True) as run:
+        assert await run(dialogue) == 0
+
+    assert servicer.frames == []
+
+
+@pytest.mark.parametrize("keys", ["x", "x\x1b"], ids=["inserting", "commanding"])
+async def test_ctrl_c_at_the_prompt_is_understood_by_those_who_edit_as_in_vi(tmp_path, keys):
+    (tmp_path / "inputrc").write_text("set editing-mode vi\n")
+    environ = {"INPUTRC": str(tmp_path / "inputrc")}
+
+    def dialogue(terminal):
+        terminal.expect("> ")
+        terminal.type(keys)
+        terminal.type(CTRL_C)
+        terminal.expect("^C")
+        terminal.expect("(Ctrl-D leaves)\n> ")
+        terminal.type("whole\n")
+        terminal.expect("whole\n")
+        leave(terminal)
+        return terminal.wait()
+
+    servicer = Conversing(echo)
+    async with chatting(servicer, echoes=True, environ=environ) as run:
+        assert await run(dialogue) == 0
+
+    assert servicer.frames[1].generate.items == [user("whole")]
+
+
+async def test_a_line_can_be_called_back_and_one_given_up_is_not():
+    up = "\x10"
+
+    def dialogue(terminal):
+        terminal.expect("> ")
+        terminal.type("first\n")
+        terminal.expect("first\n")
+        terminal.expect("> ")
+        terminal.type("not this")
+        terminal.type(CTRL_C)
+        terminal.expect("(Ctrl-D leaves)\n> ")
+        terminal.type(up + "\n")
+        terminal.expect("first\nfirst\n")
+        leave(terminal)
+        return terminal.wait()
+
+    servicer = Conversing(echo)
+    async with chatting(servicer, echoes=True) as run:
+        assert await run(dialogue) == 0
+
+    assert [frame.generate.items for frame in servicer.frames[1:]] == [[user("first")]] * 2
 
 
 async def test_a_conversation_is_resumed_by_name_and_its_history_shown():

@@ -1,13 +1,16 @@
 import asyncio
 import signal
+import sys
 import threading
 
 import pytest
 from antiphon.v1 import inference_pb2, inference_pb2_grpc, session_pb2, types_pb2
 
-from antiphon_client import ClientOptions, NotReachable, RetryPolicy, SyncClient
+from antiphon_client import ClientOptions, NotReachable, RetryPolicy, SyncClient, sync
 from support.scripted_services import serving
 from support.scripted_sessions import Conversing, completed, delta, echo
+
+NUM_PLACES = 20  # The reading of three pieces is interrupted in as many.
 
 
 class Counting(inference_pb2_grpc.InferenceServiceServicer):
@@ -75,6 +78,53 @@ async def test_closing_ends_the_background_thread():
     assert "antiphon-client" not in {thread.name for thread in threading.enumerate()}
 
 
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+async def test_interrupts_between_any_two_calls_leave_every_piece_once():
+    def program(client):
+        return [read_with_interrupt(client, after) for after in range(1, NUM_PLACES + 1)]
+
+    async with serving(inference=Counting()) as target:
+        read = await blocking(program, target)
+
+    assert [pieces for pieces, _ in read] == [["0 ", "1 ", "2 "]] * NUM_PLACES
+    assert all(came for _, came in read)
+
+
+def read_with_interrupt(client, after):
+    """Reads a stream with an interrupt where Python looks for one: behind the `after`th call."""
+    text = client.stream_generate("count").text()
+    pieces, left = [], after
+
+    def interrupt(frame, event, argument):
+        nonlocal left
+        inside = frame if event in ("call", "c_return") else frame.f_back
+        if event != "c_call" and inside and inside.f_code.co_filename == sync.__file__:
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+
+    while True:
+        sys.setprofile(interrupt)
+        try:
+            piece = next(text, None)
+        except KeyboardInterrupt:
+            continue
+        finally:
+            sys.setprofile(None)
+        if piece is None:
+            return pieces, left <= 0
+        pieces.append(piece)
+
+
+@pytest.fixture
+def interruptible():
+    """What runs in a shell's background, as the tests may, ignores interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_wait_goes_on_where_it_was():
     async def slow(frame, context):
         if frame.HasField("generate"):

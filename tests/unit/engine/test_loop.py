@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -24,6 +25,12 @@ SMALL = EngineConfig(
 )
 
 
+@pytest.fixture(params=[0, 1, 2], ids=lambda depth: f"{depth}-ahead")
+def ahead(request: pytest.FixtureRequest) -> int:
+    """Steps that may be under way when another is planned."""
+    return int(request.param)
+
+
 def stop(max_output_tokens: int = 8, *, end_ids: tuple[int, ...] = (END,)) -> StopParams:
     return StopParams(max_output_tokens=max_output_tokens, end_ids=end_ids)
 
@@ -34,14 +41,16 @@ def assert_at_rest(harness: LoopHarness) -> None:
     assert stats.num_blocks_free + stats.num_blocks_cached == stats.num_blocks
 
 
-def test_request_gets_its_tokens_and_one_end() -> None:
-    with running_loop(SCRIPT) as harness:
+def test_request_gets_its_tokens_and_one_end(ahead: int) -> None:
+    with running_loop(SCRIPT, EngineConfig(run_ahead=ahead)) as harness:
         harness.submit(1, request(1, 3, stop=stop()))
         harness.run()
 
         assert harness.heard.tokens[1, 0] == [5, 6, 7, 8, END]
         [ended] = harness.heard.ended[1, 0]
-        assert (ended.reason, ended.num_tokens, ended.num_steps) == (FinishReason.END_ID, 5, 5)
+        assert (ended.reason, ended.num_tokens) == (FinishReason.END_ID, 5)
+        # Steps that were ahead when the end came were for nothing.
+        assert ended.num_steps == 5 + ahead
         assert [s.cached_prompt_tokens for s in harness.heard.started[1]] == [0]
         assert_at_rest(harness)
 
@@ -56,9 +65,9 @@ def test_request_gets_its_tokens_and_one_end() -> None:
     ],
 )
 def test_output_ends_for_the_reason_that_comes_first(
-    stop_params: StopParams, reason: FinishReason, num_tokens: int
+    stop_params: StopParams, reason: FinishReason, num_tokens: int, ahead: int
 ) -> None:
-    with running_loop(SCRIPT) as harness:
+    with running_loop(SCRIPT, EngineConfig(run_ahead=ahead)) as harness:
         harness.submit(1, request(1, 3, stop=stop_params))
         harness.run()
 
@@ -67,10 +76,10 @@ def test_output_ends_for_the_reason_that_comes_first(
         assert len(harness.heard.tokens[1, 0]) == num_tokens
 
 
-def test_many_outputs_share_one_prompt_and_differ_by_index() -> None:
+def test_many_outputs_share_one_prompt_and_differ_by_index(ahead: int) -> None:
     sampling = SamplingParams(seed=42, temperature=50.0)
     prompt = range(100, 164)
-    with running_loop(SCRIPT) as harness:
+    with running_loop(SCRIPT, EngineConfig(run_ahead=ahead)) as harness:
         harness.submit(1, request(*prompt, sampling=sampling, stop=stop(6), num_outputs=3))
         harness.run()
         harness.submit(2, request(*prompt, sampling=sampling, stop=stop(6), num_outputs=3))
@@ -82,23 +91,23 @@ def test_many_outputs_share_one_prompt_and_differ_by_index() -> None:
         assert len({tuple(tokens) for tokens in first}) == 3
         assert first == second
         assert len(harness.heard.started[1]) == 1
-        # Blocks of 32, and the last prompt token is always computed: 64 + 2 * 32, then 3 * 32.
-        assert stats.num_prefilled_tokens_total == 64 + 5 * 32
+        # The last prompt token is always computed.
+        assert stats.num_prefilled_tokens_total == 64 + 5
         assert_at_rest(harness)
 
 
-def test_warm_prompt_tells_how_much_was_cached() -> None:
-    with running_loop(SCRIPT) as harness:
+def test_warm_prompt_tells_how_much_was_cached(ahead: int) -> None:
+    with running_loop(SCRIPT, EngineConfig(run_ahead=ahead)) as harness:
         for request_id in (1, 2):
             harness.submit(request_id, request(*range(10, 110), stop=stop()))
             harness.run()
 
-        assert [s.cached_prompt_tokens for s in harness.heard.started[2]] == [96]
+        assert [s.cached_prompt_tokens for s in harness.heard.started[2]] == [99]
         assert harness.heard.tokens[2, 0] == harness.heard.tokens[1, 0]
 
 
-def test_queries_are_answered() -> None:
-    with running_loop(SCRIPT) as harness:
+def test_queries_are_answered(ahead: int) -> None:
+    with running_loop(SCRIPT, EngineConfig(run_ahead=ahead)) as harness:
         prompt = request(*range(10, 110), stop=stop()).prompt
         harness.submit(1, request(*range(10, 110), stop=stop()))
         harness.run()
@@ -110,11 +119,11 @@ def test_queries_are_answered() -> None:
         )
         harness.step()
 
-        assert harness.heard.answers == {100: 96, 101: 0, 102: 3, 103: 0}
+        assert harness.heard.answers == {100: 96, 101: 0, 102: 4, 103: 0}
 
 
-def test_finished_outputs_are_counted_by_the_contracts_reasons() -> None:
-    with running_loop(SCRIPT) as harness:
+def test_finished_outputs_are_counted_by_the_contracts_reasons(ahead: int) -> None:
+    with running_loop(SCRIPT, EngineConfig(run_ahead=ahead)) as harness:
         harness.submit(1, request(1, stop=stop()))
         harness.submit(2, request(1, stop=stop(2)))
         harness.submit(3, request(1, stop=StopParams(max_output_tokens=9, stop_ids=(6,))))
@@ -129,8 +138,8 @@ def test_finished_outputs_are_counted_by_the_contracts_reasons() -> None:
         }
 
 
-def test_finished_output_keeps_what_is_wanted_and_gets_no_more() -> None:
-    with running_loop(SCRIPT) as harness:
+def test_finished_output_keeps_what_is_wanted_and_gets_no_more(ahead: int) -> None:
+    with running_loop(SCRIPT, EngineConfig(run_ahead=ahead)) as harness:
         harness.submit(1, request(1, num_outputs=2, stop=stop(100, end_ids=())))
         for _ in range(5):
             harness.step()
@@ -148,8 +157,8 @@ def test_finished_output_keeps_what_is_wanted_and_gets_no_more() -> None:
         assert_at_rest(harness)
 
 
-def test_cancelled_request_tells_how_far_it_came() -> None:
-    with running_loop(SCRIPT) as harness:
+def test_cancelled_request_tells_how_far_it_came(ahead: int) -> None:
+    with running_loop(SCRIPT, EngineConfig(run_ahead=ahead)) as harness:
         harness.submit(1, request(1, stop=stop(100, end_ids=())))
         for _ in range(4):
             harness.step()
@@ -158,12 +167,13 @@ def test_cancelled_request_tells_how_far_it_came() -> None:
 
         [ended] = harness.heard.ended[1, 0]
         assert ended.reason is FinishReason.CANCELLED
-        assert ended.num_tokens == ended.num_steps == len(harness.heard.tokens[1, 0]) == 4
+        assert ended.num_tokens == len(harness.heard.tokens[1, 0]) == 4 - ahead
+        assert ended.num_steps == 4
 
 
-def test_request_that_can_never_fit_fails_with_the_numbers() -> None:
+def test_request_that_can_never_fit_fails_with_the_numbers(ahead: int) -> None:
     config = EngineConfig(kv_cache_tokens=64, max_context_tokens=512)
-    with running_loop(SCRIPT, config) as harness:
+    with running_loop(SCRIPT, replace(config, run_ahead=ahead)) as harness:
         harness.submit(1, request(*range(70), stop=stop()))
         harness.run()
 
@@ -172,16 +182,16 @@ def test_request_that_can_never_fit_fails_with_the_numbers() -> None:
         assert failed.metadata == {"needed_blocks": "3", "available_blocks": "2"}
 
 
-def test_request_beyond_the_context_fails() -> None:
-    with running_loop(SCRIPT) as harness:
+def test_request_beyond_the_context_fails(ahead: int) -> None:
+    with running_loop(SCRIPT, EngineConfig(run_ahead=ahead)) as harness:
         harness.submit(1, request(*[3] * 512, stop=stop()))
         harness.run()
 
         assert [f.reason for f in harness.heard.failed[1]] == ["CONTEXT_LENGTH_EXCEEDED"]
 
 
-def test_request_whose_last_output_finds_no_room_is_refused_whole() -> None:
-    with running_loop(SCRIPT, SMALL) as harness:
+def test_request_whose_last_output_finds_no_room_is_refused_whole(ahead: int) -> None:
+    with running_loop(SCRIPT, replace(SMALL, run_ahead=ahead)) as harness:
         harness.submit(1, request(1, num_outputs=10, stop=stop()))
         harness.submit(2, request(1, num_outputs=3, stop=stop()))
         harness.submit(3, request(1, num_outputs=2, stop=stop()))
@@ -218,8 +228,8 @@ def test_request_whose_last_output_finds_no_room_is_refused_whole() -> None:
     ],
     ids=lambda r: str(r)[:80],
 )
-def test_request_out_of_range_fails_alone(bad) -> None:
-    with running_loop(SCRIPT) as harness:
+def test_request_out_of_range_fails_alone(bad, ahead: int) -> None:
+    with running_loop(SCRIPT, EngineConfig(run_ahead=ahead)) as harness:
         harness.submit(1, request(1, stop=stop()))
         harness.submit(2, bad)
         harness.submit(3, request(1, stop=stop()))
@@ -229,24 +239,24 @@ def test_request_out_of_range_fails_alone(bad) -> None:
         assert harness.heard.tokens[1, 0] == harness.heard.tokens[3, 0] == [5, 6, 7, 8, END]
 
 
-def test_end_ids_beyond_the_vocabulary_are_of_no_effect() -> None:
-    with running_loop(SCRIPT) as harness:
+def test_end_ids_beyond_the_vocabulary_are_of_no_effect(ahead: int) -> None:
+    with running_loop(SCRIPT, EngineConfig(run_ahead=ahead)) as harness:
         harness.submit(1, request(1, stop=stop(end_ids=(END, 1024, 2**31))))
         harness.run()
 
         assert harness.heard.reasons(1) == [FinishReason.END_ID]
 
 
-def test_shutdown_ends_the_loop() -> None:
-    with running_loop(SCRIPT) as harness:
+def test_shutdown_ends_the_loop(ahead: int) -> None:
+    with running_loop(SCRIPT, EngineConfig(run_ahead=ahead)) as harness:
         harness.submit(1, request(1, stop=stop()))
         harness.send(Shutdown())
 
         harness.loop.run()  # returns
 
 
-def test_step_failure_is_raised_so_that_the_process_ends() -> None:
-    with running_loop(Script(raise_on=[9])) as harness:
+def test_step_failure_is_raised_so_that_the_process_ends(ahead: int) -> None:
+    with running_loop(Script(raise_on=[9]), EngineConfig(run_ahead=ahead)) as harness:
         harness.submit(1, request(9))
 
         with pytest.raises(RuntimeError, match="the script says so"):
@@ -254,9 +264,9 @@ def test_step_failure_is_raised_so_that_the_process_ends() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_lives_end_once_each_and_leave_nothing_behind(seed: int) -> None:
+def test_random_lives_end_once_each_and_leave_nothing_behind(seed: int, ahead: int) -> None:
     rng = random.Random(seed)
-    with running_loop(SCRIPT, SMALL) as harness:
+    with running_loop(SCRIPT, replace(SMALL, run_ahead=ahead)) as harness:
         live: dict[int, int] = {}
         for request_id in range(1, 61):
             num_outputs = rng.choice([1, 1, 2, 3])

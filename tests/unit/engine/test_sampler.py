@@ -277,3 +277,34 @@ def test_step_that_samples_nothing_gives_no_tokens() -> None:
 
     assert sampled.tokens.tolist() == []
     assert sampled.logprobs is None
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 7])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(seed=0, temperature=0.0, repetition_penalty=1.6),
+        SamplingParams(seed=0, temperature=0.0, presence_penalty=0.9, frequency_penalty=0.3),
+    ],
+    ids=("repetition", "counts"),
+)
+def test_penalties_after_a_pause_are_those_of_a_request_that_was_never_paused(
+    num_before: int, sampling: SamplingParams
+) -> None:
+    undisturbed = batch_of(Row(sampling=sampling, prompt=[3, 5]), Row(sampling=GREEDY))
+    paused = batch_of(Row(sampling=sampling, prompt=[3, 5]), Row(sampling=GREEDY))
+    # The same every time: what has occurred decides which token is next.
+    logits = np.abs(random_logits(2)) * 0.3
+    for _ in range(num_before):
+        undisturbed.sample(logits)
+        paused.sample(logits)
+    resumed = paused.rows[0]
+
+    # Its slot goes to others meanwhile, and it comes back in another.
+    paused.assign(0, Row(sampling=sampling, prompt=[9]))
+    paused.assign(1, resumed)
+
+    for _ in range(num_before, 12):
+        undisturbed.sample(logits[:1], slots=[0])
+        paused.sample(logits[:1], slots=[1])
+    assert resumed.output == undisturbed.rows[0].output

@@ -62,7 +62,7 @@ def greedy(model, prompt):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_under_every_chunk_size(reference, family, chunk_tokens):
     checkpoint, expected = reference(family)
-    engine = GreedyEngine(checkpoint, engine_config(), chunk_tokens=chunk_tokens)
+    engine = GreedyEngine(checkpoint, engine_config(chunk_tokens=chunk_tokens))
 
     outputs = engine.generate(PROMPTS, NUM_OUTPUT_TOKENS)
 
@@ -107,17 +107,18 @@ def test_under_a_budget_smaller_than_the_prompts(reference):
     assert outputs == expected
 
 
-@pytest.mark.parametrize("chunk_tokens", [8, 0])
+@pytest.mark.parametrize(("chunk_tokens", "partial"), [(8, True), (8, False), (0, True)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_with_a_warm_prefix(reference, family, chunk_tokens):
+def test_with_a_warm_prefix(reference, family, chunk_tokens, partial):
     checkpoint, expected = reference(family)
-    engine = GreedyEngine(checkpoint, engine_config(), chunk_tokens=chunk_tokens)
+    config = engine_config(chunk_tokens=chunk_tokens, partial_reuse=partial)
+    engine = GreedyEngine(checkpoint, config)
     engine.generate(PROMPTS, NUM_OUTPUT_TOKENS)
 
     outputs = engine.generate(PROMPTS, NUM_OUTPUT_TOKENS)
 
-    whole_blocks = [(len(prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS for prompt in PROMPTS]
-    assert list(engine.reused_tokens.values()) == whole_blocks
+    unit = 1 if partial else BLOCK_TOKENS
+    assert list(engine.reused_tokens.values()) == [(len(p) - 1) // unit * unit for p in PROMPTS]
     assert outputs == expected
 
 

@@ -4,21 +4,39 @@ from structlog.testing import capture_logs
 from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.errors import StartupError
 from antiphon_engine.cpu_topology import num_physical_cores
+from antiphon_engine.device import Device
 from antiphon_engine.executor import Executor
-from antiphon_engine.memory_plan import MemoryNeeds, available_memory_bytes, plan_memory
+from antiphon_engine.memory_plan import (
+    AvailableMemory,
+    MemoryNeeds,
+    available_memory_bytes,
+    plan_memory,
+)
 from support.tiny_checkpoints import TinyModel, make_checkpoint
 
 MIB = 1 << 20
 NEEDS = MemoryNeeds(weights_bytes=100 * MIB, kv_token_bytes=1024, step_bytes=10 * MIB)
 
 
-def plan(*, model_context_tokens=1000, available_bytes=1000 * MIB, needs=NEEDS, **settings):
+def plan(
+    *,
+    model_context_tokens=1000,
+    available_bytes=1000 * MIB,
+    host_bytes=None,
+    needs=NEEDS,
+    **settings,
+):
+    """Without `host_bytes`, the device computes in the host's memory."""
     config = EngineConfig(**({"block_tokens": 32} | settings))
     return plan_memory(
         config,
         needs,
         model_context_tokens=model_context_tokens,
-        available_bytes=available_bytes,
+        available=AvailableMemory(
+            device_bytes=available_bytes,
+            host_bytes=available_bytes if host_bytes is None else host_bytes,
+            is_shared=host_bytes is None,
+        ),
     )
 
 
@@ -84,6 +102,50 @@ def test_weights_that_do_not_fit_are_told():
         plan(available_bytes=50 * MIB)
 
 
+def test_host_cache_is_sized_in_whole_blocks():
+    assert plan(kv_cache_tokens=64, host_cache_bytes=3 * 32 * 1024 + 5).num_host_blocks == 3
+    assert plan(kv_cache_tokens=64).num_host_blocks == 0
+
+
+def test_host_cache_without_a_block_is_refused():
+    with pytest.raises(StartupError, match=r"host_cache_bytes = 5 holds no block.*32768 bytes"):
+        plan(host_cache_bytes=5)
+
+
+def test_host_cache_counts_where_the_device_computes_in_main_memory():
+    needs = MemoryNeeds(
+        weights_bytes=100 * MIB, kv_token_bytes=1024, step_bytes=10 * MIB, num_staged_blocks=32
+    )
+
+    with pytest.raises(StartupError) as raised:
+        plan(
+            needs=needs,
+            kv_cache_bytes=50 * MIB,
+            host_cache_bytes=60 * MIB,
+            available_bytes=220 * MIB,
+        )
+
+    assert "needed 221 MiB (weights 100 MiB, KV cache 50 MiB, host cache 60 MiB, steps 11 MiB)" in (
+        str(raised.value)
+    )
+    assert "largest KV cache that fits" in str(raised.value)
+    plan(needs=needs, kv_cache_bytes=48 * MIB, host_cache_bytes=60 * MIB, available_bytes=220 * MIB)
+
+
+def test_host_cache_that_leaves_no_room_for_any_other_is_named():
+    with pytest.raises(StartupError, match=r"lower engine\.host_cache_bytes"):
+        plan(host_cache_bytes=900 * MIB)
+
+
+def test_host_cache_is_checked_by_itself_where_the_device_has_its_own_memory():
+    with pytest.raises(
+        StartupError, match=r"not enough main memory: needed 300 MiB .* available 200 MiB"
+    ):
+        plan(kv_cache_bytes=500 * MIB, host_cache_bytes=300 * MIB, host_bytes=200 * MIB)
+
+    plan(kv_cache_bytes=500 * MIB, host_cache_bytes=300 * MIB, host_bytes=400 * MIB)
+
+
 def test_memory_is_checked_before_weights_are_read(tmp_path):
     checkpoint = make_checkpoint(tmp_path)
     (checkpoint / "model.safetensors").write_bytes(b"broken")
@@ -94,13 +156,18 @@ def test_memory_is_checked_before_weights_are_read(tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "named"),
-    [({"device": "cuda"}, "cuda"), ({"dtype": "float16"}, "float16")],
+    [({"device": "tpu"}, "tpu"), ({"dtype": "float16"}, "float16")],
 )
 def test_what_is_not_built_is_refused_by_name(tmp_path, settings, named):
     checkpoint = make_checkpoint(tmp_path)
 
     with pytest.raises(StartupError, match=named):
         Executor(EngineConfig(**settings, num_threads=1), checkpoint)
+
+
+def test_a_device_that_is_not_there_is_refused_by_name():
+    with pytest.raises(StartupError, match=r"engine\.device is cuda, but PyTorch"):
+        Device.open("cuda", has_cuda=lambda: False)
 
 
 def test_estimated_weights_are_those_of_the_files(tmp_path):

@@ -127,18 +127,6 @@ def test_layers_have_memory_of_their_own(layer):
     assert not any(pool.any() for pool in kv.layer(1 - layer))
 
 
-def test_a_copied_block_holds_the_same_tokens():
-    kv = make_kv()
-    for pool in kv.layer(0):
-        pool[1] = torch.arange(pool[1].numel(), dtype=torch.float64).view_as(pool[1])
-
-    kv.copy_tokens(1, 2, 5)
-
-    for pool in kv.layer(0):
-        assert torch.equal(pool[2, :5], pool[1, :5])
-        assert not pool[2, 5:].any()
-
-
 @settings(max_examples=100, deadline=None)
 @given(
     num_blocks=st.lists(st.integers(1, 500), min_size=1, max_size=64),

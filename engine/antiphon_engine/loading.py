@@ -1,0 +1,30 @@
+"""Loads a checkpoint into an executor, for the engine process."""
+
+from pathlib import Path
+
+from antiphon_engine.api.process import EngineStart
+from antiphon_engine.engine_process import LoadedModel, ModelFacts, OnProgress
+from antiphon_engine.executor import Executor
+
+
+def load(start: EngineStart, on_progress: OnProgress) -> LoadedModel:
+    """Loads the checkpoint that `start` names. Raises StartupError."""
+    return describe(Executor(start.config, Path(start.checkpoint), on_progress=on_progress))
+
+
+def describe(executor: Executor) -> LoadedModel:
+    """Returns an executor with what it knows of its model."""
+    model, memory = executor.model_config, executor.memory
+    return LoadedModel(
+        executor=executor,
+        device=executor.device,
+        facts=ModelFacts(
+            architecture=model.architecture,
+            dtype=executor.dtype_name,
+            quantization="",
+            vocabulary_size=model.vocabulary_size,
+            context_tokens=memory.context_tokens,
+            num_blocks=memory.num_blocks,
+            num_host_blocks=memory.num_host_blocks,
+        ),
+    )

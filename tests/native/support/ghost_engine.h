@@ -1,0 +1,124 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "antiphon/engine_core.h"
+#include "fake_model.h"
+#include "ghost_device.h"
+#include "step_arrays.h"
+
+namespace antiphon::ghost {
+
+// Hears of requests what a front end would. Calls come from inside Plan and Commit of the engine;
+// they may not call it.
+class Listener {
+ public:
+  virtual ~Listener() = default;
+  // The first row was planned.
+  virtual void OnStart(Handle handle, std::int32_t num_reused) = 0;
+  virtual void OnToken(Handle handle, std::int32_t num_output) = 0;
+  // It ended by itself; `stream` goes away afterwards.
+  virtual void OnEnd(Handle handle, Stream& stream, std::int32_t num_output) = 0;
+};
+
+// What became of the tokens that were computed.
+struct Work {
+  std::int64_t num_steps = 0;
+  std::int64_t num_rows = 0;
+  std::int64_t num_computed_tokens = 0;
+  std::int64_t num_recomputed_tokens = 0;  // that the same request had computed before
+  std::int64_t num_void_samples = 0;       // sampled for requests that had ended or were paused
+  std::int64_t num_outputs = 0;
+  std::int64_t num_resumptions = 0;
+  double core_cpu_s = 0;  // inside Plan and Commit
+};
+
+// A core with a ghost device behind it, and the knowledge of what each request must give.
+//
+// Checks that accepted requests end once, with the right tokens and reason, and that rows of ended
+// requests change nothing. Throws Contradiction or what the core throws.
+//
+// Not thread-safe.
+class GhostEngine {
+ public:
+  struct Options {
+    std::int32_t vocabulary = 512;
+    std::uint64_t seed = 0;
+    bool times_core = false;
+  };
+
+  GhostEngine(const CoreConfig& config, const Options& options, Listener* listener);
+
+  // Throws as the core does; then nothing has changed.
+  Handle Submit(const SubmitSpec& spec);
+
+  // Both tell whether the request was live.
+  bool Abort(Handle handle);
+  bool Finish(Handle handle, std::int32_t keep_output_tokens);
+
+  bool can_plan() const;
+  bool can_execute() const { return num_executed_ < in_flight_.size(); }
+  bool can_commit() const { return num_executed_ > 0; }
+
+  // Returns false if nothing could run. REQUIRES: can_plan()
+  bool Plan(std::int64_t now_us);
+  // The oldest step that is not executed. REQUIRES: can_execute()
+  void Execute();
+  // The oldest step. REQUIRES: can_commit()
+  void Commit();
+
+  // Checks that requests, sessions and cache leave nothing behind.
+  // REQUIRES: no request is live, no step in flight, no session open
+  void CheckNothingLeft();
+
+  bool IsLive(Handle handle) const;
+  std::size_t num_live() const { return num_live_; }
+  std::size_t num_in_flight() const { return in_flight_.size(); }
+  const Work& work() const { return work_; }
+  EngineCore& core() { return core_; }
+  const StepBuffers& last_plan() const { return sets_[last_set_]->buffers(); }
+
+ private:
+  struct Record {
+    Stream stream;
+    std::int32_t max_output;
+    std::vector<TokenId> end_ids;
+    std::vector<TokenId> stop_ids;
+    bool live = true;
+    bool started = false;
+    std::int32_t num_output = 0;
+    std::int32_t num_computed_once = 0;
+    std::int32_t num_rows_in_flight = 0;
+  };
+  struct InFlight {
+    StepId step;
+    std::size_t set;
+  };
+  class Stopwatch;
+
+  Record& RecordOf(Handle handle);
+  void NotePlannedRow(const StepBuffers& step, std::int32_t row);
+  void TakeResult(const StepBuffers& step, std::int32_t row);
+  FinishReason ReasonFor(Record& record) const;
+  void EndFromOutside(Record& record);
+  void Forget(Handle handle);
+
+  CoreConfig config_;
+  Options options_;
+  Listener* listener_;
+  EngineCore core_;
+  GhostDevice device_;
+  std::vector<std::unique_ptr<StepArrays>> sets_;
+  std::deque<InFlight> in_flight_;
+  std::size_t num_executed_ = 0;  // leading ones of in_flight_
+  std::size_t last_set_ = 0;
+  std::unordered_map<Handle, Record> records_;
+  std::size_t num_live_ = 0;
+  Work work_;
+};
+
+}  // namespace antiphon::ghost
