@@ -160,9 +160,7 @@ def test_fault_33_nothing_is_reused_from_the_host_before_it_has_arrived_there():
     shape = replace(ROOMY, num_blocks=17, num_host_blocks=16, run_ahead=1)
     model = CoreModel(shape)
     scope = model.scope("one")
-    asks = [
-        Ask(prompt=(first, *range(100, 116)), scope=scope, max_output=1) for first in range(4)
-    ]
+    asks = [Ask(prompt=(first, *range(100, 116)), scope=scope, max_output=1) for first in range(4)]
     for ask in asks[:3]:
         model.submit(ask)
         model.run(constant)
