@@ -156,6 +156,30 @@ def test_fault_33_tenants_never_read_each_other_through_the_host(num_buffer_sets
     driver.core.check_invariants()
 
 
+def test_fault_33_nothing_is_reused_from_the_host_before_it_has_arrived_there():
+    shape = replace(ROOMY, num_blocks=17, num_host_blocks=16, run_ahead=1)
+    model = CoreModel(shape)
+    scope = model.scope("one")
+    asks = [Ask(prompt=(first, *range(100, 116)), scope=scope, max_output=1) for first in range(4)]
+    for ask in asks[:3]:
+        model.submit(ask)
+        model.run(constant)
+    model.submit(asks[3])
+    model.plan()
+    (step,) = model.in_flight
+    assert step.offloaded_to()
+
+    # The model checks that no copy reads a host block that a step in flight writes.
+    again = model.submit(asks[0])
+    model.plan()
+    model.check()
+
+    on_device = 16 - 4 * len(step.offloaded_to())
+    assert model.requests[again].reused in (None, max(on_device, 0))
+    model.run(constant)
+    assert model.ended[again].outputs == [1]
+
+
 def test_fault_33_buffers_of_a_step_in_flight_are_not_planned_into():
     model = CoreModel(replace(ROOMY, run_ahead=1))
     model.submit(Ask(prompt=(1, 2, 3), scope=model.scope("one"), max_output=8))

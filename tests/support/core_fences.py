@@ -35,6 +35,9 @@ class Fences:
             for earlier in in_flight:
                 used = earlier.blocks_in_use(copy.destination_tier)
                 assert copy.destination not in used, "I23: a copy to a block in flight"
+            if copy.source_tier == _native.TIER_HOST:
+                arriving = {block for s in (*in_flight, step) for block in s.offloaded_to()}
+                assert copy.source not in arriving, "I11: a host block is read while it is written"
 
     def release(self, handle: int) -> None:
         """A request has ended or was paused: its slot may be given away."""

@@ -19,7 +19,7 @@ def plain_shape(choose: Choose) -> CoreShape:
 def any_shape(choose: Choose) -> CoreShape:
     """Every setting that the core has."""
     block_tokens = choose((2, 2, 3, 4))
-    num_host_blocks = choose((0, 0, 1, 3, 6))
+    num_host_blocks = choose((0, 0, 1, 3, 6, 12))
     return CoreShape(
         **_sizes(choose, block_tokens),
         partial_reuse=choose((True, True, True, False)),

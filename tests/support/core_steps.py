@@ -94,6 +94,10 @@ class PlannedStep:
         rows = set(self.device_blocks) if tier == _native.TIER_DEVICE else set()
         return sources | ends | rows
 
+    def offloaded_to(self) -> set[int]:
+        """Host blocks that its copies write."""
+        return {copy.destination for copy in self.copies if copy.kind == _native.COPY_OFFLOAD}
+
 
 def planned_handles(buffers: Buffers) -> list[int]:
     num_rows = int(buffers["header"][_native.HEADER_NUM_ROWS])
