@@ -34,7 +34,6 @@ GhostDevice::GhostDevice(const CoreConfig& config, std::int32_t vocabulary, std:
 void GhostDevice::Execute(const StepBuffers& step, const StreamOf& stream_of) {
   ++num_steps_;
   CheckShape(step);
-  RunCopies(step);
   ApplyTableDeltas(step);
   const std::int32_t num_rows = step.header[kHeaderNumRows];
   // All contexts are read before anything is written: KV of this step is nobody's prefix yet.
@@ -112,7 +111,7 @@ void GhostDevice::ApplyTableDeltas(const StepBuffers& step) {
   }
 }
 
-void GhostDevice::RunCopies(const StepBuffers& step) {
+void GhostDevice::Copy(const StepBuffers& step) {
   for (const CopyKind kind : {CopyKind::kOffload, CopyKind::kOnload, CopyKind::kOnWrite}) {
     std::vector<const std::int32_t*> copies;
     for (std::int32_t i = 0; i < step.header[kHeaderNumCopies]; ++i) {

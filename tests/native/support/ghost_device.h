@@ -37,8 +37,12 @@ class GhostDevice {
 
   GhostDevice(const CoreConfig& config, std::int32_t vocabulary, std::uint64_t seed);
 
-  // Carries out one step: copies (each kind in random order), context reads, then computation.
-  // Writes `tokens` and `num_tokens`. Throws Contradiction.
+  // Carries out a step's copies, each kind in random order. May come long before the step is
+  // executed, as on a stream of its own, but in the order of the steps. Throws Contradiction.
+  void Copy(const StepBuffers& step);
+
+  // Carries out the rest of a step: reads of contexts, then computation. Writes `tokens` and
+  // `num_tokens`. Throws Contradiction.
   void Execute(const StepBuffers& step, const StreamOf& stream_of);
 
   std::int64_t num_computed_tokens() const { return num_computed_tokens_; }
@@ -49,7 +53,6 @@ class GhostDevice {
   void CheckRow(const StepBuffers& step, std::int32_t row);
   void CheckSlotInits(const StepBuffers& step);
   void ApplyTableDeltas(const StepBuffers& step);
-  void RunCopies(const StepBuffers& step);
   void RunCopy(const std::int32_t* copy);
   void ReadContext(const StepBuffers& step, std::int32_t row, Stream& stream);
   void ComputeRow(const StepBuffers& step, std::int32_t row, Stream& stream);

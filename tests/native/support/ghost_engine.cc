@@ -36,7 +36,8 @@ GhostEngine::GhostEngine(const CoreConfig& config, const Options& options, Liste
       options_(options),
       listener_(listener),
       core_(config),
-      device_(config, options.vocabulary, options.seed) {
+      device_(config, options.vocabulary, options.seed),
+      dice_(options.seed + 1) {
   for (std::int32_t set = 0; set < config.num_buffer_sets; ++set) {
     sets_.push_back(std::make_unique<StepArrays>(config.max_rows, config.max_step_tokens,
                                                  core_.min_table_deltas(),
@@ -102,10 +103,22 @@ bool GhostEngine::Plan(std::int64_t now_us) {
   for (std::int32_t row = 0; row < out.header[kHeaderNumRows]; ++row) {
     NotePlannedRow(out, row);
   }
+  // A block that is free is used by no step in flight, so that copies may run ahead of those.
+  while (num_copied_ < in_flight_.size() && dice_.Chance(0.5)) {
+    CopyNext();
+  }
   return true;
 }
 
+void GhostEngine::CopyNext() {
+  device_.Copy(sets_[in_flight_[num_copied_].set]->buffers());
+  ++num_copied_;
+}
+
 void GhostEngine::Execute() {
+  if (num_copied_ == num_executed_) {
+    CopyNext();
+  }
   const StepBuffers& step = sets_[in_flight_[num_executed_].set]->buffers();
   device_.Execute(step, [this](Handle handle) -> Stream& { return RecordOf(handle).stream; });
   ++num_executed_;
@@ -114,6 +127,7 @@ void GhostEngine::Execute() {
 void GhostEngine::Commit() {
   const InFlight oldest = in_flight_.front();
   in_flight_.pop_front();
+  --num_copied_;
   --num_executed_;
   {
     const Stopwatch stopwatch(*this);

@@ -103,6 +103,7 @@ class GhostEngine {
   Record& RecordOf(Handle handle);
   void NotePlannedRow(const StepBuffers& step, std::int32_t row);
   void TakeResult(const StepBuffers& step, std::int32_t row);
+  void CopyNext();
   FinishReason ReasonFor(Record& record) const;
   void EndFromOutside(Record& record);
   void Forget(Handle handle);
@@ -112,9 +113,11 @@ class GhostEngine {
   Listener* listener_;
   EngineCore core_;
   GhostDevice device_;
+  Dice dice_;
   std::vector<std::unique_ptr<StepArrays>> sets_;
   std::deque<InFlight> in_flight_;
-  std::size_t num_executed_ = 0;  // leading ones of in_flight_
+  std::size_t num_copied_ = 0;    // leading ones of in_flight_
+  std::size_t num_executed_ = 0;  // leading ones of those
   std::size_t last_set_ = 0;
   std::unordered_map<Handle, Record> records_;
   std::size_t num_live_ = 0;
