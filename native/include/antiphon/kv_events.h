@@ -7,7 +7,7 @@
 
 namespace antiphon {
 
-enum class KvEventKind : std::int32_t {
+enum class KvEventKind : std::uint8_t {
   kStored = 1,   // a block is there that was nowhere
   kRemoved = 2,  // its last copy is gone
   kMoved = 3,    // it lies elsewhere, or in one place more or less

@@ -25,11 +25,11 @@ inline constexpr NodeId kNoNode = -1;
 inline constexpr SlotId kNoSlot = -1;
 
 // Where a block lies.
-enum class Tier : std::int32_t { kDevice = 0, kHost = 1 };
+enum class Tier : std::uint8_t { kDevice = 0, kHost = 1 };
 
 // What a copy is for. A step's copies run before its computation: first those that offload, then
 // those that onload, then those on write, each group in any order.
-enum class CopyKind : std::int32_t { kOffload = 1, kOnload = 2, kOnWrite = 3 };
+enum class CopyKind : std::uint8_t { kOffload = 1, kOnload = 2, kOnWrite = 3 };
 
 struct CopyOp {
   CopyKind kind;
