@@ -52,7 +52,7 @@ torture: setup   ## Runs the tests with random lives 25 times as often: minutes
 
 test-native: $(NATIVE_BUILD)/.configured    ## Runs the C++ tests under the address and undefined-behaviour sanitizers
 	$(BIN)/cmake --build $(NATIVE_BUILD)
-	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure
+	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure --parallel 2
 
 bench: setup     ## Measures time to first token and tokens per second of the default model at 1, 4 and 16 streams
 	$(BIN)/python tests/bench/serving.py $(ARGS)
