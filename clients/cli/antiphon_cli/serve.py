@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="the SQLite file of the sessions (default: in your state folder)",
     )
-    parser.add_argument("--device", metavar="DEVICE", help="cpu (this release)")
+    parser.add_argument("--device", metavar="DEVICE", help="cpu or cuda")
     parser.add_argument("--dtype", metavar="DTYPE", help="auto, bfloat16 or float32")
     parser.add_argument("--quantization", metavar="KIND", help="not in this release")
     parser.add_argument(
