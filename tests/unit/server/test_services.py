@@ -17,7 +17,6 @@ from antiphon_server.services.admin import MAX_WATCHERS
 from support.fake_engine import FakeEngine
 from support.server import RunningServer, details_of, running_server
 
-
 CORE_COUNTERS = [field.name for field in msgspec.structs.fields(CoreStats) if field.type is int]
 
 
