@@ -30,6 +30,7 @@ void KvCache::BeginStep(std::int64_t now_us, std::int32_t max_copies) {
 
 StepHolds KvCache::TakeHolds() {
   ++plan_;  // copies that come later belong to a later step
+  num_copy_changes_ += copies_.empty() ? 0 : 1;
   return std::exchange(holds_, {});
 }
 
@@ -38,6 +39,7 @@ void KvCache::EndStep(StepHolds& holds) {
     --num_device_holds_[Index(block)];
     DropReference(block);
   }
+  num_copy_changes_ += holds.offloaded.empty() ? 0 : 1;
   for (const BlockId block : holds.offloaded) {
     is_host_written_[Index(block)] = false;
   }

@@ -45,6 +45,20 @@ TEST_F(KvTiersTest, AnEvictedBlockIsCopiedToTheHostAndFoundWhenTheStepIsCommitte
   EXPECT_EQ(cache_->num_offloads(), 1);
 }
 
+TEST_F(KvTiersTest, ACommittedOffloadIsAChangeOfWhatIsFound) {
+  Cache(kA);
+  Evict(1);
+  StepHolds holds = cache_->TakeHolds();
+  cache_->BeginStep(now_us_, kMaxCopies);
+  const std::uint64_t num_changes = cache_->num_changes();
+  EXPECT_EQ(Found(kA), (Depths{0, 0}));
+
+  cache_->EndStep(holds);
+
+  EXPECT_EQ(Found(kA), (Depths{0, 1}));
+  EXPECT_GT(cache_->num_changes(), num_changes);
+}
+
 TEST_F(KvTiersTest, ABlockWithAHostCopyIsTakenOffTheDeviceWithoutACopy) {
   Cache(kA);
   Evict(1);

@@ -182,7 +182,9 @@ class KvCache {
                 std::span<const TokenId> tokens) const;
 
   // Grows whenever what Match() says of any text may have changed, or who references what it says.
-  std::uint64_t num_changes() const { return index_.num_changes() + device_.num_transitions(); }
+  std::uint64_t num_changes() const {
+    return index_.num_changes() + device_.num_transitions() + num_copy_changes_;
+  }
 
   bool reuses_prefixes() const { return config_.prefix_reuse; }
   std::int32_t block_tokens() const { return config_.block_tokens; }
@@ -289,6 +291,7 @@ class KvCache {
   std::vector<std::int64_t> copied_into_;       // by device block: plan_ at the last copy to it
   std::vector<bool> is_host_written_;           // by host block: its offload is not yet committed
 
+  std::uint64_t num_copy_changes_ = 0;  // of what can be read, for copies that are due or done
   std::int64_t num_host_allocations_ = 0;
   std::int64_t num_evictions_ = 0;
   std::int64_t num_offloads_ = 0;
