@@ -29,6 +29,9 @@ StepId EngineCore::Plan(std::int32_t set_index, std::int64_t now_us) {
   }
   if (set.rows.empty() && cache_.copies().empty()) {
     step.writer.Finish(0, {});
+    // Whoever was admitted without a row or a copy may hold what he matched on the host.
+    StepHolds holds = cache_.TakeHolds();
+    cache_.EndStep(holds);
     NoteEmptyPlan();
     return 0;
   }
