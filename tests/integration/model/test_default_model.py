@@ -82,9 +82,13 @@ def test_logits_in_bfloat16_stay_near_the_reference(checkpoint, prompts):
         expected = [model(torch.tensor([prompt])).logits[0, -1].float() for prompt in prompts]
     del model
     config = EngineConfig(
-        dtype="bfloat16", num_threads=1, kv_cache_tokens=4096, max_context_tokens=1024
+        dtype="bfloat16",
+        num_threads=1,
+        kv_cache_tokens=4096,
+        max_context_tokens=1024,
+        chunk_tokens=32,
     )
-    engine = GreedyEngine(checkpoint, config, chunk_tokens=32)
+    engine = GreedyEngine(checkpoint, config)
 
     engine.generate(prompts, 1)
 
