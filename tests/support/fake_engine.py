@@ -4,8 +4,7 @@ import asyncio
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.handle import EngineState, OutputNews, RequestNews
@@ -18,9 +17,7 @@ from antiphon_engine.api.messages import (
     TokenLogprobs,
 )
 from support.fake_prefix_cache import FakePrefixCache
-
-Script = Callable[[GenerationRequest, int], Iterable[int]]
-"""The token ids of output i of a request. When they run out, an end id follows, or they repeat."""
+from support.fake_request import FakeRequest, Script
 
 FACTS = Ready(
     architecture="FakeForCausalLM",
@@ -50,87 +47,6 @@ def ids_from_prompt(request: GenerationRequest, output_index: int) -> Iterator[i
     while True:
         state = (state * 1103515245 + 12345) % (1 << 31)
         yield (state >> 8) % FACTS.vocabulary_size
-
-
-@dataclass(slots=True)
-class _FakeOutput:
-    script: Iterator[int]
-    token_ids: list[int] = field(default_factory=list)
-    ended: FinishReason | None = None
-    finish_asked: bool = False
-    num_late_tokens: int = 0
-
-
-class FakeRequest:
-    """A request that was submitted: its stream, and what tests ask about it."""
-
-    def __init__(self, engine: "FakeEngine", request: GenerationRequest) -> None:
-        self.request = request
-        self.prompt = list(array("i", request.prompt))
-        self.outputs = [
-            _FakeOutput(_endless(engine.script, request, i)) for i in range(request.num_outputs)
-        ]
-        self.num_steps = 0
-        self.cancel_asked = False
-        self.closed = False
-        self.error: AntiphonError | None = None
-        self.news: RequestNews | None = None
-        self._engine = engine
-        self._wake = asyncio.Event()
-
-    @property
-    def ended(self) -> bool:
-        return self.error is not None or all(output.ended for output in self.outputs)
-
-    async def next(self) -> RequestNews:
-        while self.news is None:
-            if self.error is not None:
-                raise self.error
-            self._wake.clear()
-            await self._wake.wait()
-        news, self.news = self.news, None
-        return news
-
-    async def wait_ended(self) -> None:
-        """Waits until the engine has nothing of it any more."""
-        while not self.ended:  # noqa: ASYNC110 - looks at each turn of the loop
-            await asyncio.sleep(0)
-
-    def finish_output(self, output_index: int, keep_tokens: int) -> None:
-        output = self.outputs[output_index]
-        assert keep_tokens <= len(output.token_ids)
-        if output.ended is None:
-            output.finish_asked = True
-            output.num_late_tokens = self._engine.num_late_tokens
-            self._engine.soon(self._engine.settle, self)
-
-    def cancel(self) -> None:
-        if not self.cancel_asked and not self.ended:
-            self.cancel_asked = True
-            self._engine.soon(self._engine.settle, self)
-
-    def close(self) -> None:
-        self.closed = True
-        self.cancel()
-
-    def tell(self, change: Callable[[RequestNews], None]) -> None:
-        """Adds to the news and wakes whoever waits for it."""
-        self.news = self.news or RequestNews()
-        change(self.news)
-        self._wake.set()
-
-    def fail(self, error: AntiphonError) -> None:
-        if not self.ended:
-            self.error = error
-            self._wake.set()
-
-
-def _endless(script: Script, request: GenerationRequest, output_index: int) -> Iterator[int]:
-    yield from script(request, output_index)
-    if request.stop.end_ids:
-        yield request.stop.end_ids[0]
-    while True:
-        yield from script(request, output_index) or (0,)
 
 
 class FakeEngine:
@@ -190,7 +106,7 @@ class FakeEngine:
 
     def submit(self, request: GenerationRequest) -> FakeRequest:
         self._check_up()
-        stream = FakeRequest(self, request)
+        stream = FakeRequest(self, request, self.script)
         self.requests.append(stream)
         needed = len(stream.prompt) + request.stop.max_output_tokens
         if needed > self._facts.kv_cache_tokens:
@@ -211,6 +127,7 @@ class FakeEngine:
             step=self.num_steps,
             num_running=self.num_running,
             num_waiting=self.num_waiting,
+            num_held=self.num_held,
             num_prefilled_tokens_total=self.num_prefilled_tokens,
             num_reused_tokens_total=self.num_reused_tokens,
             num_blocks=self._facts.kv_cache_tokens // self._facts.block_tokens,
@@ -233,11 +150,23 @@ class FakeEngine:
 
     @property
     def num_running(self) -> int:
-        return sum(output.ended is None for r in self._running for output in r.outputs)
+        return sum(
+            output.ended is None for r in self._running if not r.held for output in r.outputs
+        )
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return sum(not stream.held for stream in self._waiting)
+
+    @property
+    def num_held(self) -> int:
+        """Outputs that are held, as the core counts them."""
+        return sum(
+            output.ended is None
+            for stream in [*self._waiting, *self._running]
+            if stream.held
+            for output in stream.outputs
+        )
 
     def hold(self) -> None:
         """No more steps by itself."""
@@ -276,6 +205,19 @@ class FakeEngine:
         if not self._deaf:
             asyncio.get_running_loop().call_soon(function, stream)
 
+    def say_late(self, stream: FakeRequest) -> None:
+        """Gives a request that is being held the tokens that were under way."""
+        if stream in self._running:
+            for index, output in enumerate(stream.outputs):
+                for _ in range(self.num_late_tokens):
+                    if output.ended is None and not output.finish_asked:
+                        self._advance(stream, index)
+        self._forget_ended()
+
+    def go_on(self, _stream: FakeRequest) -> None:
+        """Steps again, if a request that was held is all there is to do."""
+        self._schedule()
+
     def settle(self, stream: FakeRequest) -> None:
         """Carries out the cancellation of a request and the finishing of its outputs."""
         for index, output in enumerate(stream.outputs):
@@ -294,7 +236,7 @@ class FakeEngine:
             )
 
     def _schedule(self) -> None:
-        has_work = bool(self._waiting or self._running)
+        has_work = any(not stream.held for stream in [*self._waiting, *self._running])
         if has_work and not (self._held or self._scheduled or self._state is not EngineState.READY):
             self._scheduled = True
             asyncio.get_running_loop().call_later(self._step_interval_s, self._step_by_itself)
@@ -307,12 +249,13 @@ class FakeEngine:
 
     def _step(self) -> None:
         self.num_steps += 1
-        while self._waiting and (
-            self.num_running + len(self._waiting[0].outputs) <= self._max_running
-            or not self._running
-        ):
-            self._start(self._waiting.popleft())
-        for stream in self._running:
+        for stream in [stream for stream in self._waiting if not stream.held]:
+            num_running = self.num_running
+            if num_running and num_running + len(stream.outputs) > self._max_running:
+                break
+            self._waiting.remove(stream)
+            self._start(stream)
+        for stream in [stream for stream in self._running if not stream.held]:
             stream.num_steps += 1
             for index, output in enumerate(stream.outputs):
                 if output.ended is None and not output.finish_asked:

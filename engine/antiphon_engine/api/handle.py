@@ -73,6 +73,16 @@ class RequestStream(Protocol):
     def cancel(self) -> None:
         """Asks for an early end: outputs that have not ended then end as CANCELLED. Idempotent."""
 
+    def hold(self) -> None:
+        """Asks the engine to stop working on the request, and to lend its memory to others.
+
+        A few tokens that are under way may still come. Time goes on: it is still ended by `cancel`
+        and `finish_output`. Idempotent, as `release`; neither ever waits.
+        """
+
+    def release(self) -> None:
+        """Asks the engine to go on with a request that is held, with the same tokens."""
+
     def close(self) -> None:
         """Lets go of the request; cancels it where it has not ended. Idempotent; never waits."""
 

@@ -106,6 +106,21 @@ class FinishOutput(_Message, frozen=True, kw_only=True):
     keep_tokens: int
 
 
+class Hold(_Message, frozen=True, kw_only=True):
+    """Stop working on a request until Release: its blocks go to the cache, its tokens stay.
+
+    Tokens of steps that are under way still come. Unknown, ended or held already: ignored.
+    """
+
+    request_id: int
+
+
+class Release(_Message, frozen=True, kw_only=True):
+    """Go on with a request that is held, in its old place. Otherwise: ignored."""
+
+    request_id: int
+
+
 class ReadStats(_Message, frozen=True, kw_only=True):
     """Answered by Answer with a CoreStats."""
 
@@ -163,6 +178,8 @@ class CoreStats(_Message, frozen=True, kw_only=True):
     num_running: int = 0
     num_waiting: int = 0
     num_paused: int = 0
+    num_held: int = 0
+    """Neither running, waiting nor paused: their caller has asked for a rest."""
     num_blocks: int = 0
     num_blocks_used: int = 0
     num_blocks_cached: int = 0
@@ -293,6 +310,8 @@ ToEngine = (
     Submit
     | Cancel
     | FinishOutput
+    | Hold
+    | Release
     | ReadStats
     | FlushPrefixCache
     | MatchPrefix

@@ -6,7 +6,15 @@ from collections.abc import Callable, Mapping
 
 from antiphon_engine.api.errors import AntiphonError
 from antiphon_engine.api.handle import OutputNews, RequestNews
-from antiphon_engine.api.messages import Cancel, FinishOutput, OutputEnded, StepNews, ToEngine
+from antiphon_engine.api.messages import (
+    Cancel,
+    FinishOutput,
+    Hold,
+    OutputEnded,
+    Release,
+    StepNews,
+    ToEngine,
+)
 
 
 class NewsStream:
@@ -29,6 +37,7 @@ class NewsStream:
         self._has_first_token = False
         self._error: AntiphonError | None = None
         self._cancelled = False
+        self._held = False
         self._closed = False
         self._arrived = asyncio.Event()
 
@@ -59,6 +68,18 @@ class NewsStream:
         if self._runs() and not self._cancelled:
             self._cancelled = True
             self._send(Cancel(request_id=self._request_id))
+
+    def hold(self) -> None:
+        """See RequestStream."""
+        if self._runs() and not self._held:
+            self._held = True
+            self._send(Hold(request_id=self._request_id))
+
+    def release(self) -> None:
+        """See RequestStream."""
+        if self._runs() and self._held:
+            self._held = False
+            self._send(Release(request_id=self._request_id))
 
     def close(self) -> None:
         """See RequestStream."""

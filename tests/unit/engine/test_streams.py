@@ -8,7 +8,9 @@ from antiphon_engine.api.messages import (
     Cancel,
     FinishOutput,
     FinishReason,
+    Hold,
     OutputEnded,
+    Release,
     Started,
     StepNews,
     ToEngine,
@@ -160,3 +162,18 @@ async def test_close_of_a_finished_request_sends_nothing() -> None:
     stream.close()
 
     assert desk.sent == []
+
+
+async def test_hold_and_release_are_sent_once_each_time() -> None:
+    desk = Desk()
+    stream = desk.open(1)
+    stream.release()
+    for _ in range(2):
+        stream.hold()
+    for _ in range(2):
+        stream.release()
+    stream.hold()
+    desk.step((1, 0, 5), ended=[end(1)])
+    stream.release()
+
+    assert desk.sent == [Hold(request_id=1), Release(request_id=1), Hold(request_id=1)]

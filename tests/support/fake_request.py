@@ -1,0 +1,124 @@
+"""A request to the engine without a model: its stream, and what tests ask about it."""
+
+import asyncio
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from antiphon_engine.api.errors import AntiphonError
+from antiphon_engine.api.handle import RequestNews
+from antiphon_engine.api.messages import FinishReason, GenerationRequest
+
+Script = Callable[[GenerationRequest, int], Iterable[int]]
+"""The token ids of output i of a request. When they run out, an end id follows, or they repeat."""
+
+
+class Stepper(Protocol):
+    """What a request asks of its engine."""
+
+    num_late_tokens: int
+
+    def soon(self, function: Callable[["FakeRequest"], None], stream: "FakeRequest") -> None:
+        """Calls `function` in a later turn of the event loop."""
+
+    def settle(self, stream: "FakeRequest") -> None:
+        """Carries out what was asked to end."""
+
+    def say_late(self, stream: "FakeRequest") -> None:
+        """Gives what was under way when the request was held."""
+
+    def go_on(self, stream: "FakeRequest") -> None:
+        """Goes on with a request that was held."""
+
+
+@dataclass(slots=True)
+class FakeOutput:
+    script: Iterator[int]
+    token_ids: list[int] = field(default_factory=list)
+    ended: FinishReason | None = None
+    finish_asked: bool = False
+    num_late_tokens: int = 0
+
+
+class FakeRequest:
+    """A request that was submitted: its stream, and what tests ask about it."""
+
+    def __init__(self, engine: Stepper, request: GenerationRequest, script: Script) -> None:
+        self.request = request
+        self.prompt = list(array("i", request.prompt))
+        self.outputs = [
+            FakeOutput(_endless(script, request, i)) for i in range(request.num_outputs)
+        ]
+        self.num_steps = 0
+        self.cancel_asked = False
+        self.held = False
+        self.closed = False
+        self.error: AntiphonError | None = None
+        self.news: RequestNews | None = None
+        self._engine = engine
+        self._wake = asyncio.Event()
+
+    @property
+    def ended(self) -> bool:
+        return self.error is not None or all(output.ended for output in self.outputs)
+
+    async def next(self) -> RequestNews:
+        while self.news is None:
+            if self.error is not None:
+                raise self.error
+            self._wake.clear()
+            await self._wake.wait()
+        news, self.news = self.news, None
+        return news
+
+    async def wait_ended(self) -> None:
+        """Waits until the engine has nothing of it any more."""
+        while not self.ended:  # noqa: ASYNC110 - looks at each turn of the loop
+            await asyncio.sleep(0)
+
+    def finish_output(self, output_index: int, keep_tokens: int) -> None:
+        output = self.outputs[output_index]
+        assert keep_tokens <= len(output.token_ids)
+        if output.ended is None:
+            output.finish_asked = True
+            output.num_late_tokens = self._engine.num_late_tokens
+            self._engine.soon(self._engine.settle, self)
+
+    def cancel(self) -> None:
+        if not self.cancel_asked and not self.ended:
+            self.cancel_asked = True
+            self._engine.soon(self._engine.settle, self)
+
+    def hold(self) -> None:
+        if not self.held and not self.ended:
+            self.held = True
+            self._engine.soon(self._engine.say_late, self)
+
+    def release(self) -> None:
+        if self.held:
+            self.held = False
+            self._engine.soon(self._engine.go_on, self)
+
+    def close(self) -> None:
+        self.closed = True
+        self.cancel()
+
+    def tell(self, change: Callable[[RequestNews], None]) -> None:
+        """Adds to the news and wakes whoever waits for it."""
+        self.news = self.news or RequestNews()
+        change(self.news)
+        self._wake.set()
+
+    def fail(self, error: AntiphonError) -> None:
+        if not self.ended:
+            self.error = error
+            self._wake.set()
+
+
+def _endless(script: Script, request: GenerationRequest, output_index: int) -> Iterator[int]:
+    yield from script(request, output_index)
+    if request.stop.end_ids:
+        yield request.stop.end_ids[0]
+    while True:
+        yield from script(request, output_index) or (0,)
