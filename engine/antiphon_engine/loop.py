@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import structlog
@@ -43,8 +42,6 @@ _log = structlog.get_logger(__name__)
 IDLE_WAIT_S = 1.0
 BLOCKED_WAIT_S = 0.01
 """Between plans that find nothing to run although requests wait; the core ends it after some."""
-
-_NO_TOKENS: Final = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,12 +247,12 @@ class EngineLoop:
             handle = int(plan["handle"][row])
             active = self._requests.owner(handle)
             assert active is not None, f"core request {handle} has ended and is planned"
-            resumed = plan["flags"][row] & _native.FLAG_RESUMED
+            paused = bool(plan["flags"][row] & _native.FLAG_RESUMED)
+            if paused:
+                self._requests.note_pause(handle)
+            prompt, output = self._requests.split_tokens(handle, has_output=paused)
             self._sampler.assign_slot(
-                int(plan["slot"][row]),
-                active.request,
-                prompt=active.prompt,
-                output=self._requests.resume(handle) if resumed else _NO_TOKENS,
+                int(plan["slot"][row]), active.request, prompt=prompt, output=output
             )
 
     def _rest(self) -> None:

@@ -37,6 +37,7 @@ def find_fault(request: GenerationRequest, *, vocabulary_size: int) -> Fault | N
         )
     message = (
         _prompt_fault(request, vocabulary_size)
+        or _resumption_fault(request)
         or _limits_fault(request)
         or _ids_fault(request, vocabulary_size)
         or _sampling_fault(request.sampling)
@@ -65,6 +66,16 @@ def _prompt_fault(request: GenerationRequest, vocabulary_size: int) -> str:
     if outside.any():
         token_id = int(prompt[outside.argmax()])
         return f"Prompt token {token_id} is outside the vocabulary of {vocabulary_size}."
+    return ""
+
+
+def _resumption_fault(request: GenerationRequest) -> str:
+    num_resumed = request.num_resumed_tokens
+    most = min(len(request.prompt) // 4, request.stop.max_output_tokens) - 1
+    if num_resumed and not 0 < num_resumed <= most:
+        return f"num_resumed_tokens is {num_resumed}; prompt and output have room for {most}."
+    if num_resumed and request.num_outputs != 1:
+        return f"num_outputs is {request.num_outputs}; only a single output can be taken up again."
     return ""
 
 

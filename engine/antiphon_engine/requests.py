@@ -23,6 +23,7 @@ from antiphon_engine.api.messages import (
     Scope,
 )
 from antiphon_engine.request_checks import Fault, find_fault, is_sound
+from antiphon_engine.resumption import rest_of
 from antiphon_engine.sampler import sampling_flags
 
 _INDEX_MASK = np.uint64(0xFFFFFFFF)
@@ -45,11 +46,18 @@ class ActiveRequest:
 
     request_id: int
     request: GenerationRequest
+    """What is still to be done of it; see `rest_of`."""
     prompt: NDArray[np.int32]
+    """The core's: with output that was generated before."""
     handles: list[int] = field(default_factory=list)
     """The core's, by output index; 0 where the output has ended."""
     started: bool = False
     """Whether the front end knows of its first step."""
+
+    @property
+    def num_resumed(self) -> int:
+        """How many of the prompt's last tokens are output."""
+        return self.request.num_resumed_tokens
 
 
 class Requests:
@@ -90,7 +98,7 @@ class Requests:
         if fault is None:
             active = ActiveRequest(
                 request_id=request_id,
-                request=request,
+                request=rest_of(request),
                 prompt=np.frombuffer(request.prompt, np.int32),
             )
             fault = self._submit_outputs(active)
@@ -125,7 +133,7 @@ class Requests:
         if active is None or not active.handles[output_index]:
             return None
         handle = active.handles[output_index]
-        self._core.finish(handle, keep_tokens)
+        self._core.finish(handle, max(0, keep_tokens - active.num_resumed))
         return self._end(
             handle,
             FinishReason.FINISHED_BY_CALLER,
@@ -142,11 +150,23 @@ class Requests:
         index = _index(handle)
         return self._owners[index] if self._handles[index] == handle else None
 
-    def resume(self, handle: int) -> NDArray[np.int32]:
-        """Notes that a core request goes on after a pause, and returns its output so far."""
-        active = self._live_owner(handle)
+    def note_pause(self, handle: int) -> None:
+        """Notes that a core request goes on after a pause."""
         self._num_pauses[_index(handle)] += 1
-        return self._core.tokens(handle)[len(active.prompt) :]
+
+    def split_tokens(
+        self, handle: int, *, has_output: bool
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Returns a core request's prompt and its output so far.
+
+        Args:
+            handle: The core's.
+            has_output: Whether the core may have drawn tokens for it.
+        """
+        active = self._live_owner(handle)
+        tokens = self._core.tokens(handle) if has_output else active.prompt
+        prompt_size = len(active.prompt) - active.num_resumed
+        return tokens[:prompt_size], tokens[prompt_size:]
 
     def names(self, handles: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
         """Returns the request id and the output index of each of `handles`."""
@@ -282,7 +302,11 @@ class Requests:
             request_id=active.request_id,
             output_index=output_index,
             reason=reason,
-            num_tokens=int(self._num_tokens[index]) if num_tokens is None else num_tokens,
+            num_tokens=(
+                int(self._num_tokens[index]) + active.num_resumed
+                if num_tokens is None
+                else num_tokens
+            ),
             num_steps=int(self._num_steps[index]),
             num_preemptions=int(self._num_pauses[index]),
         )

@@ -66,7 +66,9 @@ def _started(plan: StepBuffers, requests: Requests, num_rows: int, start_ns: int
             started.append(
                 Started(
                     request_id=active.request_id,
-                    cached_prompt_tokens=int(plan["reused_tokens"][row]),
+                    cached_prompt_tokens=min(
+                        int(plan["reused_tokens"][row]), len(active.prompt) - active.num_resumed
+                    ),
                     step_start_ns=start_ns,
                 )
             )

@@ -41,6 +41,7 @@ def request(
     stop: StopParams | None = None,
     num_outputs: int = 1,
     top_logprobs: int | None = None,
+    num_resumed: int = 0,
 ) -> GenerationRequest:
     """A request, greedy and of 8 tokens unless told otherwise."""
     return GenerationRequest(
@@ -49,6 +50,7 @@ def request(
         stop=stop or StopParams(max_output_tokens=8),
         num_outputs=num_outputs,
         top_logprobs=top_logprobs,
+        num_resumed_tokens=num_resumed,
     )
 
 

@@ -80,6 +80,9 @@ class GenerationRequest(_Message, frozen=True, kw_only=True):
     """0, first to go, to 100: how long its KV cache stays when memory is short."""
     retention_us: int = 0
     """How long `retention_priority` holds without use; 0: for ever."""
+    num_resumed_tokens: int = 0
+    """The prompt's last so many ids are output that was generated before: the one output goes on
+    behind them as if it had never stopped. `stop`'s limits count them, and so does OutputEnded."""
 
 
 # Front end to engine.
