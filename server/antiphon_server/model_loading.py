@@ -58,7 +58,7 @@ def load_text_side(config: Config, checkpoint: Path, info: CheckpointInfo) -> Te
         name=name,
         info=info,
         tokenizer=tokenizer,
-        renderer=PromptRenderer(tokenizer, template),
+        renderer=PromptRenderer(tokenizer, template, max_tokens=info.context_tokens),
         checkpoint_config=checkpoint_config,
     )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from antiphon.v1.types_pb2 import Item, Tool
 
@@ -18,6 +19,10 @@ from antiphon_server.text.template_messages import (
     to_template_tools,
 )
 from antiphon_server.text.tokenizer import Tokenizer
+
+_CHARACTERS_PER_TOKEN: Final = 16
+"""More than prompts have on average; of a text with more for each token of the context, only so
+much is encoded before it is known whether it has a chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +54,22 @@ class PromptRenderer:
         reasoning: Whether the template has a switch for thinking.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        *,
+        max_tokens: int | None = None,
+    ) -> None:
+        """Renders with the checkpoint's tokenizer and template.
+
+        Args:
+            tokenizer: The checkpoint's.
+            template: The checkpoint's; None: it has none.
+            max_tokens: The model's context. What is clearly longer is refused before seconds go
+                into encoding all of it.
+        """
+        self._max_tokens = max_tokens
         self._tokenizer = tokenizer
         self._template = template
         self._marks = ContentMarks(tokenizer.control_tokens)
@@ -61,7 +81,12 @@ class PromptRenderer:
         self.reasoning = template is not None and template.takes_reasoning
 
     def render_text(self, text: str, *, allow_special_tokens: bool) -> Rendered:
-        """A text to continue, with what the tokenizer puts around a text."""
+        """A text to continue, with what the tokenizer puts around a text.
+
+        Raises:
+            AntiphonError: CONTEXT_LENGTH_EXCEEDED.
+        """
+        self._check_length(text)
         token_ids = self._tokenizer.encode(
             text, add_special_tokens=True, allow_special_tokens=allow_special_tokens
         )
@@ -78,13 +103,15 @@ class PromptRenderer:
         """The whole conversation, up to where the model's answer begins.
 
         Raises:
-            AntiphonError: NO_CHAT_TEMPLATE, TEMPLATE_ERROR, UNSUPPORTED_FEATURE or INVALID_FIELD.
+            AntiphonError: NO_CHAT_TEMPLATE, TEMPLATE_ERROR, UNSUPPORTED_FEATURE, INVALID_FIELD or
+                CONTEXT_LENGTH_EXCEEDED.
         """
         around = self._surroundings(tools, reasoning)
         messages = to_messages(items, instructions=instructions)
         if not messages:
             raise AntiphonError(ErrorReason.TEMPLATE_ERROR, "the conversation is empty")
         chat = self._render(messages, around)
+        self._check_length(chat.text)
         return Rendered(text=chat.text, token_ids=self._encode_whole(chat))
 
     def render_continuation(
@@ -126,11 +153,28 @@ class PromptRenderer:
                 continue
             rest = history.rest_of(chat, last_kept)
             if rest is not None:
+                self._check_length(rest.text)
                 return Rendered(text=rest.text, token_ids=self._encode_behind(rest, last_kept))
         raise refusal or AntiphonError(
             ErrorReason.TEMPLATE_ERROR,
             "the chat template doesn't show earlier answers as they are, so that nothing can be "
             "put behind one: have every turn render the whole conversation",
+        )
+
+    def _check_length(self, text: str) -> None:
+        """Refuses a text whose beginning alone is longer than the context."""
+        if self._max_tokens is None or len(text) <= _CHARACTERS_PER_TOKEN * self._max_tokens:
+            return
+        beginning = text[: _CHARACTERS_PER_TOKEN * self._max_tokens]
+        # A word that is cut at the end may count for more tokens than the whole word does.
+        num_tokens = len(self._tokenizer.plain.encode_beginning(beginning)) - _CHARACTERS_PER_TOKEN
+        if num_tokens <= self._max_tokens:
+            return
+        raise AntiphonError(
+            ErrorReason.CONTEXT_LENGTH_EXCEEDED,
+            f"the first {len(beginning)} of the prompt's {len(text)} characters have more tokens "
+            f"than the context's {self._max_tokens}; shorten the prompt",
+            metadata={"limit": str(self._max_tokens), "prompt": str(num_tokens)},
         )
 
     def _surroundings(self, tools: Sequence[Tool], reasoning: bool | None) -> _Surroundings:
