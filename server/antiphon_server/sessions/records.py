@@ -10,6 +10,7 @@ QUEUED = session_pb2.Turn.STATE_QUEUED
 RUNNING = session_pb2.Turn.STATE_RUNNING
 COMPLETED = session_pb2.Turn.STATE_COMPLETED
 FAILED = session_pb2.Turn.STATE_FAILED
+SUPERSEDED = session_pb2.Turn.STATE_SUPERSEDED
 
 
 def token_array(token_ids: bytes = b"") -> "array[int]":
@@ -63,6 +64,17 @@ class TurnTokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnOrder:
+    """What a turn that has not ended is to do: enough to run it after a restart."""
+
+    request: session_pb2.StartTurn | session_pb2.AppendItems
+    """As it came, with the trace context of its stream where it had none of its own."""
+    accepted: session_pb2.Session
+    """Instructions, tools and defaults as they were in force for it; the defaults are those of the
+    session with the turn's own over them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRow:
     """A turn as it is kept."""
 
@@ -71,12 +83,16 @@ class TurnRow:
     turn_id: str
     generates: bool
     """Whether it asks for an output; otherwise it appends."""
+    continues: bool = False
+    """Whether it goes on with the answer of the turn before it."""
     fingerprint: bytes
     """Of the request's content: tells a retry from another turn under the same id."""
     turn: session_pb2.Turn
     version: int = 0
     """The session's with this turn as its head; 0: it never was, or that is not known."""
     tokens: TurnTokens = field(default_factory=TurnTokens)
+    order: TurnOrder | None = None
+    """Kept until it has ended. None also for one that an earlier release took in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,14 +108,35 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """What a new session shares with another."""
+
+    parent: SessionKey
+    position: int
+    """Of the last turn to share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewSession:
     """A session to create."""
 
     row: SessionRow
-    first_turn: TurnRow | None
+    first_turn: TurnRow | None = None
+    fork: Fork | None = None
     receipt: Receipt | None
     max_sessions: int
     """The most that its tenant may have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewound:
+    """A session that goes back in its history."""
+
+    row: SessionRow
+    """As it is then."""
+    position: int
+    """Of the turn that becomes the head; 0: none does."""
+    receipt: Receipt | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,4 +160,4 @@ class TurnQuery:
     limit: int
     newest_first: bool
     show_all: bool
-    """Whether failed turns are listed too."""
+    """Whether failed and superseded turns are listed too."""

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from antiphon.v1 import session_pb2
@@ -9,6 +10,7 @@ from antiphon.v1 import session_pb2
 from antiphon_server.sessions.records import (
     SessionKey,
     SessionRow,
+    TurnOrder,
     TurnRow,
     TurnTokens,
     token_array,
@@ -18,8 +20,12 @@ Cell = str | int | bytes | None
 Row = tuple[Cell, ...]
 
 SESSION_COLUMNS: Final = "tenant, session_id, create_ns, idle_since_ns, expire_ns, version, session"
-TURN_COLUMNS: Final = "position, turn_id, generates, fingerprint, turn, version"
+PLACE_COLUMNS: Final = (
+    "tenant, session_id, position, turn_id, state, version, generates, continues, fingerprint"
+)
+TURN_COLUMNS: Final = f"{PLACE_COLUMNS}, turn"
 TOKEN_COLUMNS: Final = "head_ids, head_digest, added_ids, output_ids"
+ORDER_COLUMNS: Final = "request, accepted"
 
 
 def session_cells(row: SessionRow) -> Row:
@@ -48,10 +54,26 @@ def to_session(cells: Sequence[Cell]) -> SessionRow:
     )
 
 
-def turn_cells(row: TurnRow) -> Row:
-    """Returns the cells of TURN_COLUMNS."""
-    turn = row.turn.SerializeToString()
-    return (row.position, row.turn_id, int(row.generates), row.fingerprint, turn, row.version)
+def place_cells(key: SessionKey, row: TurnRow) -> Row:
+    """Returns the cells of PLACE_COLUMNS."""
+    return (
+        key.tenant,
+        key.session_id,
+        row.position,
+        row.turn_id,
+        row.turn.state,
+        row.version,
+        int(row.generates),
+        int(row.continues),
+        row.fingerprint,
+    )
+
+
+def order_cells(order: TurnOrder | None) -> Row:
+    """Returns the cells of ORDER_COLUMNS."""
+    if order is None:
+        return (None, None)
+    return (order.request.SerializeToString(), order.accepted.SerializeToString())
 
 
 def token_cells(tokens: TurnTokens) -> Row:
@@ -65,17 +87,44 @@ def token_cells(tokens: TurnTokens) -> Row:
 
 
 def to_turn(cells: Sequence[Cell]) -> TurnRow:
-    """Reads TURN_COLUMNS, and TOKEN_COLUMNS where they follow."""
-    position, turn_id, generates, fingerprint, turn, version, *tokens = cells
+    """Reads TURN_COLUMNS, and TOKEN_COLUMNS where they follow.
+
+    A content may be shared by forks, so what a turn is in its session comes from its place: its
+    state, its name and that of the turn before it.
+    """
+    tenant, session_id, position, turn_id, state, version, *others = cells
+    generates, continues, fingerprint, content, *tokens = others
+    key = SessionKey(_text(tenant), _text(session_id))
+    turn = session_pb2.Turn.FromString(_blob(content))
+    turn.state = session_pb2.Turn.State.ValueType(_integer(state))
+    turn.name = key.turn_name(_text(turn_id))
+    if turn.parent_turn:
+        turn.parent_turn = key.turn_name(turn.parent_turn.rpartition("/")[2])
     return TurnRow(
         position=_integer(position),
         turn_id=_text(turn_id),
         generates=bool(generates),
+        continues=bool(continues),
         fingerprint=_blob(fingerprint),
-        turn=session_pb2.Turn.FromString(_blob(turn)),
+        turn=turn,
         version=_integer(version),
         tokens=_to_tokens(tokens) if tokens else TurnTokens(),
     )
+
+
+def to_unfinished(cells: Sequence[Cell]) -> tuple[SessionKey, TurnRow]:
+    """Reads TURN_COLUMNS and ORDER_COLUMNS."""
+    *others, request, accepted = cells
+    row = to_turn(others)
+    key = SessionKey(_text(others[0]), _text(others[1]))
+    if accepted is None:
+        return key, row
+    kind = session_pb2.StartTurn if row.generates else session_pb2.AppendItems
+    order = TurnOrder(
+        request=kind.FromString(_blob(request)),
+        accepted=session_pb2.Session.FromString(_blob(accepted)),
+    )
+    return key, replace(row, order=order)
 
 
 def fetch(connection: sqlite3.Connection, sql: str, cells: Sequence[Cell]) -> list[Row]:

@@ -73,6 +73,49 @@ MIGRATIONS: Final[Sequence[str]] = (
     ) STRICT, WITHOUT ROWID;
     """,
     "ALTER TABLE turns ADD COLUMN version INTEGER NOT NULL DEFAULT 0;",
+    # A turn's place in a session apart from its content, which forks share.
+    """
+    CREATE TABLE contents (
+      content_key INTEGER PRIMARY KEY,
+      turn BLOB NOT NULL,
+      head_ids BLOB,
+      head_digest BLOB NOT NULL,
+      added_ids BLOB NOT NULL,
+      output_ids BLOB NOT NULL
+    ) STRICT;
+    INSERT INTO contents
+      SELECT rowid, turn, head_ids, head_digest, added_ids, output_ids FROM turns;
+    DROP INDEX turns_unfinished;
+    ALTER TABLE turns RENAME TO whole_turns;
+    CREATE TABLE turns (
+      tenant TEXT NOT NULL,
+      session_id TEXT NOT NULL,
+      position INTEGER NOT NULL,
+      turn_id TEXT NOT NULL,
+      state INTEGER NOT NULL,
+      version INTEGER NOT NULL,
+      generates INTEGER NOT NULL,
+      continues INTEGER NOT NULL,
+      fingerprint BLOB NOT NULL,
+      request BLOB,
+      accepted BLOB,
+      content_key INTEGER NOT NULL REFERENCES contents,
+      owner TEXT NOT NULL,
+      epoch INTEGER NOT NULL,
+      PRIMARY KEY (tenant, session_id, position),
+      UNIQUE (tenant, session_id, turn_id),
+      FOREIGN KEY (tenant, session_id) REFERENCES sessions ON DELETE CASCADE
+    ) STRICT;
+    INSERT INTO turns
+      SELECT tenant, session_id, position, turn_id, state, version, generates, 0, fingerprint,
+        NULL, NULL, rowid, owner, epoch FROM whole_turns;
+    DROP TABLE whole_turns;
+    CREATE INDEX turns_unfinished ON turns (state) WHERE state IN (1, 2);
+    CREATE INDEX turns_by_content ON turns (content_key);
+    CREATE TRIGGER contents_unused AFTER DELETE ON turns
+      WHEN NOT EXISTS (SELECT 1 FROM turns WHERE content_key = OLD.content_key)
+      BEGIN DELETE FROM contents WHERE content_key = OLD.content_key; END;
+    """,
 )
 """Entry i takes a file from version i to i + 1. Released entries never change."""
 

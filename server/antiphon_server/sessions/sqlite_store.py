@@ -17,6 +17,7 @@ from antiphon_server.sessions.records import (
     RUNNING,
     NewSession,
     Receipt,
+    Rewound,
     SessionKey,
     SessionQuery,
     SessionRow,
@@ -24,6 +25,7 @@ from antiphon_server.sessions.records import (
     TurnRow,
 )
 from antiphon_server.sessions.sqlite_rows import (
+    ORDER_COLUMNS,
     SESSION_COLUMNS,
     TOKEN_COLUMNS,
     TURN_COLUMNS,
@@ -31,11 +33,13 @@ from antiphon_server.sessions.sqlite_rows import (
     fetch,
     to_session,
     to_turn,
+    to_unfinished,
 )
 from antiphon_server.sessions.sqlite_threads import DAMAGE, Reader, Writer
 from antiphon_server.sessions.sqlite_writes import Writes, find_answer
 
 _OF_SESSION = "tenant = ? AND session_id = ?"
+_TURNS = "turns JOIN contents USING (content_key)"
 
 
 class SqliteStore:
@@ -100,9 +104,17 @@ class SqliteStore:
         """See SessionStore."""
         await self._writer.run(lambda file: self._writes.accept_turn(file, key, row))
 
-    async def end_turn(self, turn: TurnRow, session: SessionRow) -> None:
+    async def end_turn(
+        self, turn: TurnRow, session: SessionRow, *, superseded_after: int | None = None
+    ) -> None:
         """See SessionStore."""
-        await self._writer.run(lambda file: self._writes.end_turn(file, turn, session))
+        await self._writer.run(
+            lambda file: self._writes.end_turn(file, turn, session, superseded_after)
+        )
+
+    async def rewind_session(self, rewound: Rewound) -> None:
+        """See SessionStore."""
+        await self._writer.run(lambda file: self._writes.rewind(file, rewound))
 
     async def read_session(self, key: SessionKey) -> SessionRow | None:
         """See SessionStore."""
@@ -152,12 +164,13 @@ class SqliteStore:
         condition += f" ORDER BY position {'DESC' if query.newest_first else 'ASC'} LIMIT ?"
         return await self._read_turns(TURN_COLUMNS, condition, [*cells, query.limit])
 
-    async def read_history(self, key: SessionKey) -> Sequence[TurnRow]:
+    async def read_history(self, key: SessionKey, *, up_to: int | None = None) -> Sequence[TurnRow]:
         """See SessionStore."""
         return await self._read_turns(
             f"{TURN_COLUMNS}, {TOKEN_COLUMNS}",
-            f"{_OF_SESSION} AND state = {COMPLETED} ORDER BY position",
-            (key.tenant, key.session_id),
+            f"{_OF_SESSION} AND state = {COMPLETED} AND (? IS NULL OR position <= ?)"
+            " ORDER BY position",
+            (key.tenant, key.session_id, up_to, up_to),
         )
 
     async def read_last_position(self, key: SessionKey) -> int:
@@ -168,13 +181,12 @@ class SqliteStore:
     async def list_unfinished(self) -> Sequence[tuple[SessionKey, TurnRow]]:
         """See SessionStore."""
         sql = (
-            f"SELECT tenant, session_id, {TURN_COLUMNS} FROM turns"
+            f"SELECT {TURN_COLUMNS}, {ORDER_COLUMNS} FROM {_TURNS}"
             f" WHERE state IN ({QUEUED}, {RUNNING}) ORDER BY tenant, session_id, position"
         )
 
         def read(file: sqlite3.Connection) -> list[tuple[SessionKey, TurnRow]]:
-            rows = fetch(file, sql, ())
-            return [(SessionKey(str(row[0]), str(row[1])), to_turn(row[2:])) for row in rows]
+            return [to_unfinished(row) for row in fetch(file, sql, ())]
 
         return await self._reader.run(read)
 
@@ -210,7 +222,7 @@ class SqliteStore:
     async def _read_turns(
         self, columns: str, condition: str, cells: Sequence[Cell]
     ) -> list[TurnRow]:
-        sql = f"SELECT {columns} FROM turns WHERE {condition}"
+        sql = f"SELECT {columns} FROM {_TURNS} WHERE {condition}"
         return await self._reader.run(lambda file: [to_turn(r) for r in fetch(file, sql, cells)])
 
     async def _read_integer(self, sql: str, cells: Sequence[Cell]) -> int | None:

@@ -6,16 +6,22 @@ from dataclasses import dataclass
 from antiphon.v1 import session_pb2
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
-from antiphon_server.sessions.records import NewSession, Receipt, SessionKey, SessionRow, TurnRow
+from antiphon_server.sessions.records import (
+    COMPLETED,
+    Fork,
+    NewSession,
+    Receipt,
+    Rewound,
+    SessionKey,
+    SessionRow,
+    TurnRow,
+)
 from antiphon_server.sessions.sqlite_rows import (
     SESSION_COLUMNS,
-    TOKEN_COLUMNS,
-    TURN_COLUMNS,
     session_cells,
-    token_cells,
-    turn_cells,
 )
 from antiphon_server.sessions.sqlite_threads import store_unavailable
+from antiphon_server.sessions.sqlite_turn_writes import TurnWrites
 from antiphon_server.sessions.store import RECEIPT_LIFETIME_NS
 
 
@@ -25,6 +31,11 @@ class Writes:
 
     owner: str
     epoch: int
+
+    @property
+    def turns(self) -> TurnWrites:
+        """Writes to turns alone."""
+        return TurnWrites(self.owner, self.epoch)
 
     def create(self, connection: sqlite3.Connection, new: NewSession) -> session_pb2.Session | None:
         """See SessionStore.create_session."""
@@ -47,7 +58,10 @@ class Writes:
         )
         _write_labels(connection, new.row)
         if new.first_turn:
-            self._insert_turn(connection, key, new.first_turn)
+            self.turns.insert(connection, key, new.first_turn)
+        if new.fork:
+            _check_fork(connection, new.fork)
+            self.turns.share(connection, new.fork.parent, key, up_to=new.fork.position)
         _write_receipt(connection, new.receipt)
         return None
 
@@ -91,43 +105,30 @@ class Writes:
     def accept_turn(self, connection: sqlite3.Connection, key: SessionKey, row: TurnRow) -> None:
         """See SessionStore.accept_turn."""
         self._claim(connection, key)
-        self._insert_turn(connection, key, row)
+        self.turns.insert(connection, key, row)
 
-    def end_turn(self, connection: sqlite3.Connection, turn: TurnRow, session: SessionRow) -> None:
+    def end_turn(
+        self,
+        connection: sqlite3.Connection,
+        turn: TurnRow,
+        session: SessionRow,
+        superseded_after: int | None,
+    ) -> None:
         """See SessionStore.end_turn."""
         self._replace_session(connection, session)
-        changed = connection.execute(
-            "UPDATE turns SET state = ?, turn = ?, version = ?, head_ids = ?, head_digest = ?,"
-            " added_ids = ?, output_ids = ?, owner = ?, epoch = ?"
-            " WHERE tenant = ? AND session_id = ? AND position = ?",
-            (
-                turn.turn.state,
-                turn.turn.SerializeToString(),
-                turn.version,
-                *token_cells(turn.tokens),
-                self.owner,
-                self.epoch,
-                session.key.tenant,
-                session.key.session_id,
-                turn.position,
-            ),
-        )
-        assert changed.rowcount == 1, "a turn ends that was accepted"
+        if superseded_after is not None:
+            self.turns.supersede(
+                connection, session.key, after=superseded_after, before=turn.position
+            )
+        self.turns.end(connection, session.key, turn)
 
-    def _insert_turn(self, connection: sqlite3.Connection, key: SessionKey, row: TurnRow) -> None:
-        connection.execute(
-            f"INSERT INTO turns (tenant, session_id, state, {TURN_COLUMNS}, {TOKEN_COLUMNS},"
-            " owner, epoch) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
-            (
-                key.tenant,
-                key.session_id,
-                row.turn.state,
-                *turn_cells(row),
-                *token_cells(row.tokens),
-                self.owner,
-                self.epoch,
-            ),
-        )
+    def rewind(self, connection: sqlite3.Connection, rewound: Rewound) -> None:
+        """See SessionStore.rewind_session."""
+        if rewound.receipt is not None:
+            find_answer(connection, rewound.receipt)
+        self._replace_session(connection, rewound.row)
+        self.turns.supersede(connection, rewound.row.key, after=rewound.position, before=None)
+        _write_receipt(connection, rewound.receipt)
 
     def _replace_session(self, connection: sqlite3.Connection, row: SessionRow) -> None:
         self._claim(connection, row.key)
@@ -189,6 +190,17 @@ def _check_quota(connection: sqlite3.Connection, new: NewSession) -> None:
             metadata={"quota": "max_sessions", "limit": str(new.max_sessions), "used": str(count)},
             retry_delay_s=60.0,
         )
+
+
+def _check_fork(connection: sqlite3.Connection, fork: Fork) -> None:
+    """Checks that what is to be shared is still there: a rewind or an end may have come first."""
+    found = connection.execute(
+        "SELECT 1 FROM turns WHERE tenant = ? AND session_id = ? AND position = ?"
+        f" AND state = {COMPLETED}",
+        (fork.parent.tenant, fork.parent.session_id, fork.position),
+    )
+    if found.fetchone() is None:
+        raise store_unavailable(f"the history of {fork.parent.name} has changed meanwhile")
 
 
 def _write_labels(connection: sqlite3.Connection, row: SessionRow) -> None:

@@ -8,6 +8,7 @@ from antiphon.v1 import session_pb2
 from antiphon_server.sessions.records import (
     NewSession,
     Receipt,
+    Rewound,
     SessionKey,
     SessionQuery,
     SessionRow,
@@ -33,7 +34,9 @@ class SessionStore(Protocol):
         """The fencing epoch: larger than that of every server before."""
 
     async def create_session(self, new: NewSession) -> session_pb2.Session | None:
-        """Keeps a session with its first turn, or returns the answer to an earlier try.
+        """Keeps a session with its first turns, or returns the answer to an earlier try.
+
+        Turns that it shares with another session are kept once, as long as either is there.
 
         Raises:
             AntiphonError: ID_TAKEN, also for a request id that came with other content;
@@ -67,8 +70,24 @@ class SessionStore(Protocol):
     async def accept_turn(self, key: SessionKey, row: TurnRow) -> None:
         """Keeps a turn that is to run."""
 
-    async def end_turn(self, turn: TurnRow, session: SessionRow) -> None:
-        """Replaces a turn, and its session, together."""
+    async def end_turn(
+        self, turn: TurnRow, session: SessionRow, *, superseded_after: int | None = None
+    ) -> None:
+        """Replaces a turn, and its session, together.
+
+        Args:
+            turn: As it ended.
+            session: As it is then.
+            superseded_after: The position behind which, up to the turn, none is in the history
+                any more.
+        """
+
+    async def rewind_session(self, rewound: Rewound) -> None:
+        """Takes a session back in its history; the turns behind are superseded.
+
+        Raises:
+            AntiphonError: ID_TAKEN for a request id that came with other content.
+        """
 
     async def read_session(self, key: SessionKey) -> SessionRow | None:
         """Returns a session, if it is there."""
@@ -85,14 +104,14 @@ class SessionStore(Protocol):
     async def list_turns(self, query: TurnQuery) -> Sequence[TurnRow]:
         """Returns a page of turns, without their tokens."""
 
-    async def read_history(self, key: SessionKey) -> Sequence[TurnRow]:
-        """Returns the turns of a session's history, oldest first."""
+    async def read_history(self, key: SessionKey, *, up_to: int | None = None) -> Sequence[TurnRow]:
+        """Returns the turns of a session's history, oldest first; up to a position, if given."""
 
     async def read_last_position(self, key: SessionKey) -> int:
         """Returns the position of a session's latest turn; 0: it has none."""
 
     async def list_unfinished(self) -> Sequence[tuple[SessionKey, TurnRow]]:
-        """Returns the turns that are neither completed nor failed, in order for each session."""
+        """Returns the turns that have not ended, with their orders; in order for each session."""
 
     async def list_expired(self, now_ns: int, limit: int) -> Sequence[SessionRow]:
         """Returns sessions whose time is over."""

@@ -3,13 +3,13 @@
 import asyncio
 from typing import Final
 
-from antiphon.v1.session_pb2 import Turn, TurnAccepted, TurnCompleted, TurnEvent
+from antiphon.v1.session_pb2 import Session, Turn, TurnAccepted, TurnCompleted, TurnEvent
 from antiphon.v1.types_pb2 import Delta, Failure, GenerationConfig, Output
 
 from antiphon_engine.api.errors import AntiphonError
 from antiphon_server.generation import Generation
 from antiphon_server.sessions.event_log import EventLog
-from antiphon_server.sessions.records import TurnRow
+from antiphon_server.sessions.records import TurnOrder, TurnRow
 from antiphon_server.sessions.turn_request import TurnRequest
 
 
@@ -51,6 +51,10 @@ class LiveTurn:
             generates=self.request.generates,
             fingerprint=self.request.fingerprint,
             turn=self.snapshot(),
+            order=TurnOrder(
+                request=self.request.message,
+                accepted=Session(instructions=self.instructions, defaults=self.config),
+            ),
         )
 
     def snapshot(self) -> Turn:

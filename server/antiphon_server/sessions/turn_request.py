@@ -42,6 +42,8 @@ class TurnRequest:
     generates: bool
     items: tuple[Item, ...]
     fingerprint: bytes
+    message: StartTurn | AppendItems
+    """As it came, with the trace context of its stream where it had none of its own."""
     config: GenerationConfig = field(default_factory=GenerationConfig)
     expected_head: HistoryPoint | None = None
     rejects_busy: bool = False
@@ -75,6 +77,9 @@ def read_start_turn(start: StartTurn, frame: Frame) -> TurnRequest:
     _check_enum(start.on_disconnect, StartTurn.OnDisconnect.values(), f"{path}.on_disconnect")
     check_items(start.items, f"{path}.items")
     has_timeout = start.HasField("timeout")
+    message = StartTurn()
+    message.CopyFrom(start)
+    message.traceparent = start.traceparent or frame.traceparent
     content = StartTurn(items=start.items, config=start.config, expected_head=start.expected_head)
     for absent in ("config", "expected_head"):
         if not start.HasField(absent):
@@ -85,12 +90,13 @@ def read_start_turn(start: StartTurn, frame: Frame) -> TurnRequest:
         generates=True,
         items=tuple(start.items),
         fingerprint=fingerprint("generate", content),
+        message=message,
         config=start.config,
         expected_head=_read_expected_head(start, path),
         rejects_busy=start.if_busy == StartTurn.IF_BUSY_REJECT,
         cancels_on_disconnect=start.on_disconnect == StartTurn.ON_DISCONNECT_CANCEL,
         timeout_ns=check_duration(start.timeout, f"{path}.timeout") if has_timeout else None,
-        traceparent=_readable(start.traceparent or frame.traceparent),
+        traceparent=_readable(message.traceparent),
         frame_id=frame.frame_id,
     )
 
@@ -112,6 +118,7 @@ def read_append(append: AppendItems, frame: Frame) -> TurnRequest:
         generates=False,
         items=tuple(append.items),
         fingerprint=fingerprint("append", content),
+        message=append,
         expected_head=_read_expected_head(append, path),
         traceparent=_readable(frame.traceparent),
         frame_id=frame.frame_id,

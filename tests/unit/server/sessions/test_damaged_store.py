@@ -25,10 +25,9 @@ async def test_a_damaged_turn_is_told_in_one_line_at_the_start(tmp_path: Path):
     async with running_server(tmp_path) as server:
         await server.sessions.CreateSession(CreateSessionRequest(session_id="a"))
     with sqlite3.connect(tmp_path / "sessions.db") as file:
+        file.execute("INSERT INTO contents VALUES (1, ?, NULL, x'', x'', x'')", (ROT,))
         file.execute(
-            "INSERT INTO turns"
-            " VALUES ('', 'a', 1, 't', 1, 1, x'', ?, NULL, x'', x'', x'', '', 1, 0)",
-            (ROT,),
+            "INSERT INTO turns VALUES ('', 'a', 1, 't', 1, 0, 1, 0, x'', NULL, NULL, 1, '', 1)"
         )
     file.close()
 
@@ -41,7 +40,7 @@ async def test_a_damaged_turn_is_told_in_one_line_at_the_start(tmp_path: Path):
 async def test_a_damaged_turn_fails_what_needs_it_and_nothing_else(bench: SessionBench):
     await bench.create()
     await bench.run("hi", "t1")
-    await bench.store._writer.run(lambda file: file.execute("UPDATE turns SET turn = ?", (ROT,)))
+    await bench.store._writer.run(lambda file: file.execute("UPDATE contents SET turn = ?", (ROT,)))
 
     error = await refused(bench.turn("t1"))
 

@@ -236,10 +236,10 @@ async def test_a_deleted_session_leaves_nothing(path: Path, store: SqliteStore):
     with sqlite3.connect(path) as file:
         left = [
             file.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-            for table in ("sessions", "turns", "labels", "expired")
+            for table in ("sessions", "turns", "contents", "labels", "expired")
         ]
     file.close()
-    assert left == [0, 0, 0, 0]
+    assert left == [0, 0, 0, 0, 0]
 
 
 async def test_sessions_are_listed_latest_first_by_label_and_page(store: SqliteStore):
