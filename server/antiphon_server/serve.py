@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -32,16 +32,20 @@ _CUT_SHORT: Final = 130
 T = TypeVar("T")
 
 
-def run(config: Config) -> int:
+def run(config: Config, *, engine_command: Sequence[str] | None = None) -> int:
     """Serves until SIGTERM or SIGINT and returns the exit status; a second signal exits at once.
 
     Prints one line on standard output once calls are answered; a start that fails, one on standard
     error. Call it from the main thread.
+
+    Args:
+        config: The settings in force.
+        engine_command: Runs the engine process; None: this Python's engine.
     """
     configure_logging(config.logging, sys.stderr)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_serve(config))
+            return runner.run(_serve(config, engine_command))
     except StartupError as error:
         print(f"antiphon: {error}", file=sys.stderr)
         return FAILED
@@ -55,7 +59,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def _serve(config: Config) -> int:
+async def _serve(config: Config, engine_command: Sequence[str] | None) -> int:
     stop = asyncio.Event()
     _catch_signals(stop)
     log = structlog.get_logger()
@@ -63,7 +67,7 @@ async def _serve(config: Config) -> int:
     # First of all, so that a second server on the same port fails before it loads anything.
     server = Server(config)
     engine: EngineLink | None = None
-    start = asyncio.create_task(_start(config, server))
+    start = asyncio.create_task(_start(config, server, engine_command))
     try:
         await _either(start, stop)
         if not start.done():
@@ -83,7 +87,9 @@ async def _serve(config: Config) -> int:
     return 0
 
 
-async def _start(config: Config, server: Server) -> EngineLink:
+async def _start(
+    config: Config, server: Server, engine_command: Sequence[str] | None
+) -> EngineLink:
     """Loads the model, starts its engine, serves it and says so."""
     # A store that can't be had is told before the model is waited for.
     await server.open_store()
@@ -92,6 +98,7 @@ async def _start(config: Config, server: Server) -> EngineLink:
     engine = await EngineLink.start(
         config.engine,
         checkpoint,
+        command=engine_command,
         on_progress=lambda news: progress(news.stage, news.done, news.total),
         logging=EngineLogging(level=config.logging.level, as_json=config.logging.format == "json"),
     )

@@ -1,5 +1,6 @@
 """Which prompts the fake engine has seen, in whole blocks as in the real one."""
 
+from array import array
 from collections.abc import Iterator, Sequence
 
 from antiphon_engine.api.messages import Scope
@@ -39,3 +40,8 @@ class FakePrefixCache:
         for start in range(0, len(token_ids) - size + 1, size):
             chain = hash((chain, tuple(token_ids[start : start + size])))
             yield chain
+
+
+def token_ids_of(packed: bytes) -> Sequence[int]:
+    """Returns the ids that messages carry as little-endian int32."""
+    return array("i", packed)
