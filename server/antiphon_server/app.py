@@ -27,6 +27,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from antiphon_engine.api.errors import AntiphonError, StartupError
+from antiphon_server.access.entrance import Entrance
 from antiphon_server.config import Config
 from antiphon_server.generation import Generator
 from antiphon_server.interceptors import CallInterceptor
@@ -44,7 +45,7 @@ from antiphon_server.sessions.registry import SessionRegistry
 from antiphon_server.sessions.sqlite_store import SqliteStore
 from antiphon_server.settings import describe
 from antiphon_server.supervision import Supervision
-from antiphon_server.transport import take_ports
+from antiphon_server.transport import Guard, take_ports
 
 MAIN_FILES: Final = (
     inference_pb2.DESCRIPTOR,
@@ -80,11 +81,12 @@ class Server:
         self._offload = Offload(
             num_threads=config.limits.offload_threads, max_pending=config.limits.max_offloaded_jobs
         )
+        self._entrance = Entrance(config, now=now)
         self._ports = take_ports(
             config.server,
-            main_interceptors=[self._interceptor(self.supervision.call)],
+            main=self._guard(self.supervision.call, needs_admin=False),
             # Those who run the server look into it while it drains, too.
-            admin_interceptors=[self._interceptor(contextlib.nullcontext)],
+            admin=self._guard(contextlib.nullcontext, needs_admin=True),
         )
         self._store: SqliteStore | None = None
         self._registry: SessionRegistry | None = None
@@ -146,6 +148,7 @@ class Server:
         self._add_main_services(by_name, generators, self._registry)
         self._add_admin_services(by_name, self._registry)
         self.supervision.follow([model.engine for model in models])
+        self._entrance.keep_up()
         await self._ports.admin.server.start()
         await self._ports.main.server.start()
 
@@ -173,17 +176,20 @@ class Server:
         if store is not None:
             await store.close()
         await self._ports.admin.server.stop(0)
+        await self._entrance.close()
         self._offload.close()
         return num_cut_off
 
-    def _interceptor(
-        self, count_call: Callable[[], AbstractContextManager[None]]
-    ) -> CallInterceptor:
-        return CallInterceptor(
+    def _guard(
+        self, count_call: Callable[[], AbstractContextManager[None]], *, needs_admin: bool
+    ) -> Guard:
+        interceptor = CallInterceptor(
             count_call=count_call,
+            authenticate=self._entrance.check(needs_admin=needs_admin),
             offload=self._offload,
             draw_request_id=lambda: secrets.token_hex(8),
         )
+        return Guard(interceptors=[interceptor], credentials=self._entrance.port_credentials())
 
     def _add_main_services(
         self,

@@ -1,7 +1,8 @@
 """Who makes a call, and as a part of what."""
 
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from grpc.aio import ServicerContext
 
@@ -14,13 +15,22 @@ class Caller:
     """The one on whose behalf a call runs."""
 
     tenant: str
-    """Within what sessions and cached prefixes are shared."""
+    """Within what sessions and cached prefixes are shared; empty: the server asks nobody."""
+
+
+_CALLER: Final[ContextVar[Caller]] = ContextVar("caller")
+"""Of the call that the current task runs, as its authentication found it."""
+
+
+def note_caller(caller: Caller) -> None:
+    """Notes whose call the current task runs. Each call has a task of its own."""
+    _CALLER.set(caller)
 
 
 def caller_of(context: ServicerContext[RequestT, ResponseT]) -> Caller:
-    """Returns the caller of a call; all are of one tenant, since no credentials are asked for."""
-    del context
-    return Caller(tenant="")
+    """Returns the caller of the call that the current task runs; each has been asked who it is."""
+    del context  # The transport's own can't carry anything along.
+    return _CALLER.get()
 
 
 def traceparent_of(context: ServicerContext[RequestT, ResponseT]) -> str:

@@ -32,7 +32,19 @@ class ServerConfig:
     admin_listen: str = "127.0.0.1:50052"
     """Where those who run the server connect."""
     insecure: bool = False
-    """Allows to listen beyond this machine although anyone who reaches the port may use it."""
+    """Allows to listen beyond this machine without encryption or without asking for credentials."""
+    tls_cert: str = ""
+    """The server's certificate chain in PEM, of both ports; empty: ports are not encrypted."""
+    tls_key: str = ""
+    """The certificate's key in PEM, without a password."""
+    tls_client_ca: str = ""
+    """Authorities in PEM: clients must have a certificate of theirs; empty: clients need none."""
+    tokens_file: str = ""
+    """The TOML file of tokens and tenants; empty: nobody is asked, and all are one tenant."""
+    secret_file: str = ""
+    """What keeps tenants' caches apart, 16 bytes or more; empty: drawn, kept beside the store."""
+    socket_mode: str = "0600"
+    """Who may use unix: sockets, as the octal mode of their files."""
     max_message_bytes: int = 16 << 20
     """The largest message taken in."""
     max_connections: int = 1024

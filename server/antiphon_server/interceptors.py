@@ -17,6 +17,9 @@ from google.protobuf.message import DecodeError, Message
 from grpc.aio import ServicerContext
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, FieldViolation, InvalidRequest
+from antiphon_server.access.authentication import Authenticate
+from antiphon_server.access.guarded import guarded
+from antiphon_server.caller import Caller, note_caller
 from antiphon_server.offload import Offload
 from antiphon_server.status import CODES, to_rpc_status
 from antiphon_server.validation_unknown import check_unknown_fields
@@ -26,6 +29,7 @@ REQUEST_ID_KEY: Final = "x-request-id"
 
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 _OWN_PREFIX: Final = "/antiphon.v1."
+_REFLECTION_PREFIX: Final = "/grpc.reflection."
 _LARGE_BYTES: Final = 64 << 10
 """Walking over a larger request would hold the event loop up."""
 
@@ -54,6 +58,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self,
         *,
         count_call: Callable[[], AbstractContextManager[None]],
+        authenticate: Authenticate,
         offload: Offload,
         draw_request_id: Callable[[], str],
     ) -> None:
@@ -61,10 +66,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         Args:
             count_call: Makes what is held while a call runs; may refuse it by an AntiphonError.
+            authenticate: Tells who makes a call; refuses it by an AntiphonError.
             offload: Where large requests are looked through.
             draw_request_id: Makes the id of a call.
         """
         self._count_call = count_call
+        self._authenticate = authenticate
         self._offload = offload
         self._draw_request_id = draw_request_id
 
@@ -76,11 +83,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """Returns the method's handler, wrapped."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
+        if handler is not None and method.startswith(_REFLECTION_PREFIX):
+            return guarded(handler, self._authenticate)
         if handler is None or not method.startswith(_OWN_PREFIX):
             return handler
         wrapped = _Method(
             name=method.removeprefix(_OWN_PREFIX),
             count_call=self._count_call,
+            authenticate=self._authenticate,
             offload=self._offload,
             draw_request_id=self._draw_request_id,
         )
@@ -94,6 +104,7 @@ class _Method:
     name: str
     """Service/Method."""
     count_call: Callable[[], AbstractContextManager[None]]
+    authenticate: Authenticate
     offload: Offload
     draw_request_id: Callable[[], str]
 
@@ -168,19 +179,18 @@ class _Method:
         return message
 
     def _call(self, context: Context) -> _Call:
-        return _Call(self.name, context, self.draw_request_id(), self.count_call())
+        return _Call(self, context)
 
 
 class _Call:
     """One call while it runs: turns what is raised inside into its status."""
 
-    def __init__(
-        self, method: str, context: Context, request_id: str, counted: AbstractContextManager[None]
-    ) -> None:
+    def __init__(self, method: _Method, context: Context) -> None:
         self._context = context
-        self._request_id = request_id
-        self._counted = counted
-        self._log = structlog.get_logger().bind(request_id=request_id, method=method)
+        self._request_id = method.draw_request_id()
+        self._authenticate = method.authenticate
+        self._counted = method.count_call()
+        self._log = structlog.get_logger().bind(request_id=self._request_id, method=method.name)
         self._start_s = time.monotonic()
 
     async def __aenter__(self) -> None:
@@ -188,6 +198,7 @@ class _Call:
         structlog.contextvars.bind_contextvars(request_id=self._request_id)
         self._context.set_trailing_metadata(((REQUEST_ID_KEY, self._request_id),))
         try:
+            self._note(self._authenticate(self._context))
             self._counted.__enter__()
         except AntiphonError as error:
             await self._abort(error)
@@ -212,6 +223,11 @@ class _Call:
             )
         elif error is None:
             self._log.debug("call ended", duration_s=self._duration_s())
+
+    def _note(self, caller: Caller) -> None:
+        note_caller(caller)
+        if caller.tenant:
+            structlog.contextvars.bind_contextvars(tenant=caller.tenant)
 
     async def _abort(self, error: AntiphonError) -> None:
         status = to_rpc_status(error, self._request_id)

@@ -4,11 +4,14 @@ The transport's own message for a failed bind doesn't say why, so an address is 
 socket first. The ports are never shared with another process.
 """
 
+import contextlib
 import errno
 import ipaddress
 import os
+import re
 import socket
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -82,7 +85,26 @@ def is_local(address: Address) -> bool:
         return False
 
 
-def bind(server: grpc.aio.Server, address: Address, *, key: str) -> Address:
+def parse_mode(text: str, *, key: str) -> int:
+    """Returns the file mode that a setting names in octal. Raises StartupError."""
+    if not re.fullmatch(r"(0o?)?[0-7]{3}", text):
+        raise StartupError(f"{key} is {text!r}; write an octal mode such as 0600 or 0660")
+    return int(text[-3:], 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """How an address is taken."""
+
+    credentials: grpc.ServerCredentials | None = None
+    """What encrypts it; None: nothing does."""
+    socket_mode: int = 0o600
+    """The mode of a socket's file."""
+
+
+def bind(
+    server: grpc.aio.Server, address: Address, *, key: str, how: Binding = Binding()
+) -> Address:
     """Takes the address for a server that has not started, and returns it with its real port.
 
     From then on nobody else can have it. A socket file at which nobody listens is replaced.
@@ -96,10 +118,24 @@ def bind(server: grpc.aio.Server, address: Address, *, key: str) -> Address:
         reason = _explain(address, error)
         raise StartupError(f"{key}: can't listen on {address}: {reason}") from error
     try:
-        port = server.add_insecure_port(str(address))
+        with _files_of_mode(how.socket_mode):
+            if how.credentials is None:
+                port = server.add_insecure_port(str(address))
+            else:
+                port = server.add_secure_port(str(address), how.credentials)
     except RuntimeError as error:
         raise StartupError(f"{key}: can't listen on {address}: it was taken just now") from error
     return TcpAddress(address.host, port) if isinstance(address, TcpAddress) else address
+
+
+@contextlib.contextmanager
+def _files_of_mode(mode: int) -> Iterator[None]:
+    """Makes files that are made meanwhile have the mode from their first moment."""
+    earlier = os.umask(0o777 & ~mode)
+    try:
+        yield
+    finally:
+        os.umask(earlier)
 
 
 def _checked_path(path: str, *, key: str) -> str:

@@ -25,6 +25,7 @@ _UNITS: Final = {
     "MIB": 1 << 20,
     "GIB": 1 << 30,
 }
+_SERVER_FILES: Final = ("tls_cert", "tls_key", "tls_client_ca", "tokens_file", "secret_file")
 _MAX_DIGITS: Final = 20
 """More than any setting has, and few enough for every kind of number."""
 _INTEGER = re.compile(rf"[+-]?\d{{1,{_MAX_DIGITS}}}")
@@ -215,8 +216,13 @@ def _with_user_folders(config: Config, environ: Mapping[str, str]) -> Config:
             f"store.path is {store_path!r}: this release keeps sessions in a SQLite file only; "
             "give a file's path"
         )
+    server = config.server
     return dataclasses.replace(
         config,
+        server=dataclasses.replace(
+            server,
+            **{key: expand(getattr(server, key)) for key in _SERVER_FILES},
+        ),
         model=dataclasses.replace(
             model,
             source=expand(model.source),

@@ -1,6 +1,6 @@
 """The gRPC servers of the two ports: their transport options and their addresses."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -8,7 +8,7 @@ import grpc
 from antiphon_engine.api.errors import StartupError
 from antiphon_server.answer_size import MAX_ANSWER_BYTES
 from antiphon_server.config import ServerConfig
-from antiphon_server.listen import Address, bind, is_local, parse_address
+from antiphon_server.listen import Address, Binding, bind, is_local, parse_address, parse_mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,33 +27,42 @@ class Ports:
     admin: Port
 
 
-def take_ports(
-    config: ServerConfig,
-    *,
-    main_interceptors: Sequence[grpc.aio.ServerInterceptor],
-    admin_interceptors: Sequence[grpc.aio.ServerInterceptor],
-) -> Ports:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """What stands before the services of a port."""
+
+    interceptors: Sequence[grpc.aio.ServerInterceptor]
+    credentials: grpc.ServerCredentials | None
+    """What encrypts it; None: nothing does."""
+
+
+def take_ports(config: ServerConfig, *, main: Guard, admin: Guard) -> Ports:
     """Takes both ports; nobody is served before their servers are started.
 
     Raises:
         StartupError: an address is malformed, can't be had, or is open to others without leave.
     """
-    main = _checked_address(config.listen, "server.listen", insecure=config.insecure)
-    admin = _checked_address(config.admin_listen, "server.admin_listen", insecure=config.insecure)
+    addresses = check_addresses(config)
     return Ports(
-        main=_take(config, main, "server.listen", main_interceptors),
-        admin=_take(config, admin, "server.admin_listen", admin_interceptors),
+        main=_take(config, addresses["server.listen"], "server.listen", main),
+        admin=_take(config, addresses["server.admin_listen"], "server.admin_listen", admin),
     )
 
 
-def check_addresses(config: ServerConfig) -> None:
-    """Checks how the addresses are written, without taking them.
+def check_addresses(config: ServerConfig) -> Mapping[str, Address]:
+    """Checks how the addresses are written, without taking them, and returns them by setting.
 
     Raises:
         StartupError: one is malformed, or is open to others without leave.
     """
-    _checked_address(config.listen, "server.listen", insecure=config.insecure)
-    _checked_address(config.admin_listen, "server.admin_listen", insecure=config.insecure)
+    if bool(config.tls_cert) != bool(config.tls_key):
+        missing = "server.tls_key" if config.tls_cert else "server.tls_cert"
+        raise StartupError(f"{missing} is not set; a certificate and its key go together")
+    if config.tls_client_ca and not config.tls_cert:
+        raise StartupError("server.tls_client_ca needs server.tls_cert and server.tls_key")
+    parse_mode(config.socket_mode, key="server.socket_mode")
+    named = {"server.listen": config.listen, "server.admin_listen": config.admin_listen}
+    return {key: _checked_address(text, key, config) for key, text in named.items()}
 
 
 def transport_options(config: ServerConfig) -> list[tuple[str, int]]:
@@ -76,21 +85,24 @@ def transport_options(config: ServerConfig) -> list[tuple[str, int]]:
     ]
 
 
-def _checked_address(text: str, key: str, *, insecure: bool) -> Address:
+def _checked_address(text: str, key: str, config: ServerConfig) -> Address:
     address = parse_address(text, key=key)
-    if not insecure and not is_local(address):
+    if config.insecure or is_local(address):
+        return address
+    missing = None
+    if not (config.tokens_file or config.tls_client_ca):
+        missing = "callers are not asked for credentials; set server.tokens_file"
+    elif not config.tls_cert:
+        missing = "tokens would travel in the clear; set server.tls_cert and server.tls_key"
+    if missing:
         raise StartupError(
-            f"{key} is {text!r}, which others reach, and this release asks nobody for credentials; "
-            "listen on 127.0.0.1, or set server.insecure = true (--insecure) in a closed network"
+            f"{key} is {text!r}, which others reach, and {missing}, listen on 127.0.0.1, or set "
+            "server.insecure = true (--insecure) in a closed network"
         )
     return address
 
 
-def _take(
-    config: ServerConfig,
-    address: Address,
-    key: str,
-    interceptors: Sequence[grpc.aio.ServerInterceptor],
-) -> Port:
-    server = grpc.aio.server(interceptors=interceptors, options=transport_options(config))
-    return Port(server, bind(server, address, key=key))
+def _take(config: ServerConfig, address: Address, key: str, guard: Guard) -> Port:
+    server = grpc.aio.server(interceptors=guard.interceptors, options=transport_options(config))
+    mode = parse_mode(config.socket_mode, key="server.socket_mode")
+    return Port(server, bind(server, address, key=key, how=Binding(guard.credentials, mode)))

@@ -11,8 +11,9 @@ import pytest_asyncio
 from antiphon_engine.api.errors import StartupError
 from antiphon_server.config import ServerConfig
 from antiphon_server.listen import SocketAddress, TcpAddress, bind, is_local, parse_address
-from antiphon_server.transport import take_ports, transport_options
+from antiphon_server.transport import Guard, take_ports, transport_options
 
+OPEN = Guard(interceptors=(), credentials=None)
 KEY = "server.listen"
 
 
@@ -160,13 +161,13 @@ async def test_missing_folder_of_a_socket_is_named(server: grpc.aio.Server, tmp_
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0"])
 async def test_open_address_needs_leave(listen: str) -> None:
     with pytest.raises(StartupError, match=r"others reach.*--insecure"):
-        take_ports(ServerConfig(listen=listen), main_interceptors=(), admin_interceptors=())
+        take_ports(ServerConfig(listen=listen), main=OPEN, admin=OPEN)
 
 
 async def test_dual_stack_address_is_reached_over_both(tmp_path: Path) -> None:
     config = ServerConfig(listen="[::]:0", admin_listen=f"unix:{tmp_path}/a", insecure=True)
 
-    ports = take_ports(config, main_interceptors=(), admin_interceptors=())
+    ports = take_ports(config, main=OPEN, admin=OPEN)
 
     assert isinstance(ports.main.address, TcpAddress)
     for host in ("127.0.0.1", "::1"):
