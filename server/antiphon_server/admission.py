@@ -36,16 +36,17 @@ class Admission:
         """Requests that it works on."""
         return self._num_running
 
-    def check(self, *, deadline_ns: int | None) -> None:
+    def check(self, *, deadline_ns: int | None, outlives_engine: bool = False) -> None:
         """Checks that a request could be admitted now.
 
         Args:
             deadline_ns: When it must have ended, on the clock; None: it may take what it takes.
+            outlives_engine: Whether it waits where there is no engine.
 
         Raises:
             AntiphonError: ENGINE_DOWN, OVERLOADED or TIMEOUT.
         """
-        if self._engine.state is not EngineState.READY:
+        if self._engine.state is not EngineState.READY and not outlives_engine:
             raise AntiphonError(
                 ErrorReason.ENGINE_DOWN,
                 f"the engine is {self._engine.state.value} and takes no requests; "
@@ -70,9 +71,13 @@ class Admission:
                 retry_delay_s=delay_s,
             )
 
-    def admit(self, *, deadline_ns: int | None) -> "Ticket":
+    def admit(self, *, deadline_ns: int | None, outlives_engine: bool = False) -> "Ticket":
         """Counts a request as waiting. Raises like `check`."""
-        self.check(deadline_ns=deadline_ns)
+        self.check(deadline_ns=deadline_ns, outlives_engine=outlives_engine)
+        return self.admit_again()
+
+    def admit_again(self) -> "Ticket":
+        """Counts a request as waiting that was admitted before: others don't keep it out."""
         self._num_waiting += 1
         return Ticket(self)
 

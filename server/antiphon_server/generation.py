@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from array import array
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,9 +16,11 @@ from antiphon_engine.api import messages
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.handle import RequestNews, RequestStream
 from antiphon_server.admission import Admission, Ticket
-from antiphon_server.convert import pack_token_ids, to_duration
+from antiphon_server.convert import pack_token_ids
+from antiphon_server.endurance import Endurance, EnduringStream, EngineReadiness
 from antiphon_server.generation_output import NewTokens, OutputProgress, OutputRecord
 from antiphon_server.offload import Offload
+from antiphon_server.request_facts import RequestFacts
 from antiphon_server.served_model import ServedModel
 from antiphon_server.text.output_text import OutputText
 from antiphon_server.validation import ResolvedConfig
@@ -45,6 +48,10 @@ class GenerationSpec:
     deadline_ns: int | None = None
     """When the request fails with TIMEOUT unless it has ended."""
     traceparent: str = ""
+    resumed: NewTokens = field(default_factory=NewTokens)
+    """What was generated before of the one output, which goes on behind it; told as if new."""
+    endurance: Endurance | None = None
+    """None: it fails when its engine does."""
 
 
 class Generator:
@@ -60,6 +67,7 @@ class Generator:
         self._model = model
         self._offload = offload
         self._clock_ns = clock_ns
+        self._readiness = EngineReadiness(model.engine)
         self.admission: Final = Admission(
             engine=model.engine,
             max_queued_requests=model.limits.max_queued_requests,
@@ -71,15 +79,31 @@ class Generator:
 
         Raises:
             AntiphonError: ENGINE_DOWN, OVERLOADED or TIMEOUT; the engine has not seen it then.
+                INTERNAL where it outlived too many.
         """
-        ticket = self.admission.admit(deadline_ns=spec.deadline_ns)
+        ticket = self._admit(spec)
         try:
-            stream = self._model.engine.submit(_to_request(spec))
+            stream = self._submit(spec)
         except BaseException:
             ticket.release()
             raise
         run = _Run(stream=stream, ticket=ticket, offload=self._offload, clock_ns=self._clock_ns)
         return Generation(spec, model=self._model, run=run)
+
+    def _admit(self, spec: GenerationSpec) -> Ticket:
+        endurance = spec.endurance
+        if endurance is not None and endurance.was_admitted:
+            return self.admission.admit_again()
+        outlives_engine = endurance is not None
+        return self.admission.admit(deadline_ns=spec.deadline_ns, outlives_engine=outlives_engine)
+
+    def _submit(self, spec: GenerationSpec) -> RequestStream:
+        engine, request = self._model.engine, _to_request(spec)
+        if spec.endurance is None:
+            return engine.submit(request)
+        return EnduringStream(
+            request, engine=engine, readiness=self._readiness, endurance=spec.endurance
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +130,7 @@ class Generation:
         self._run = run
         self._progress = [_new_progress(record, spec, model) for record in self.outputs]
         self._unconfirmed = set(range(spec.num_outputs))  # The engine has not told their end.
-        self._facts = _Facts()
+        self._facts = RequestFacts()
         self._early_reason: FinishReason.ValueType | None = None
         self._failure: AntiphonError | None = None
         self._closed = False
@@ -145,6 +169,8 @@ class Generation:
                 if not told_start:
                     told_start = True
                     yield self._started()
+                    for event in await self._take_resumed():
+                        yield event
                 for index, part in self._parts(news):
                     for event in await self._take(index, part):
                         yield event
@@ -156,6 +182,14 @@ class Generation:
     def cancel(self) -> None:
         """Asks for an early end: unfinished outputs finish as CANCELLED. Idempotent; any time."""
         self._end_early(FinishReason.FINISH_REASON_CANCELLED)
+
+    def hold(self) -> None:
+        """Asks the engine to stop working on it and to lend its memory to others. Idempotent."""
+        self._run.stream.hold()
+
+    def release(self) -> None:
+        """Asks the engine to go on with it. Idempotent."""
+        self._run.stream.release()
 
     def close(self) -> None:
         """Lets go of the request, and ends it in the engine where it runs. Idempotent."""
@@ -252,6 +286,14 @@ class Generation:
                 for part in whole.split(progress.max_take_tokens):
                     yield index, part
 
+    async def _take_resumed(self) -> list[Delta | OutputFinished]:
+        """Returns the events that output from before makes."""
+        events: list[Delta | OutputFinished] = []
+        if self._spec.resumed.token_ids:
+            for part in self._spec.resumed.split(self._progress[0].max_take_tokens):
+                events += await self._take(0, part)
+        return events
+
     async def _take(self, index: int, part: NewTokens) -> list[Delta | OutputFinished]:
         """Returns the events that new tokens of an output make."""
         record, progress = self.outputs[index], self._progress[index]
@@ -289,42 +331,6 @@ class Generation:
                 pass
 
 
-@dataclass(slots=True)
-class _Facts:
-    """What the engine told of a request as a whole. Instants are on the monotonic clock."""
-
-    cached_prompt_tokens: int | None = None
-    first_step_ns: int = 0
-    first_token_ns: int = 0
-    last_token_ns: int = 0
-    num_steps: int = 0
-    num_preemptions: int = 0
-
-    def note(self, news: RequestNews) -> None:
-        """Takes in what news add."""
-        if news.cached_prompt_tokens is not None:
-            self.cached_prompt_tokens = news.cached_prompt_tokens
-        self.first_step_ns = self.first_step_ns or news.first_step_ns
-        self.first_token_ns = self.first_token_ns or news.first_token_ns
-        self.last_token_ns = max(self.last_token_ns, news.last_token_ns)
-        for output in news.outputs.values():
-            # Outputs share steps, so the longest one tells how many there were.
-            self.num_steps = max(self.num_steps, output.num_steps)
-            self.num_preemptions += output.num_preemptions
-
-    def timings(self, received_ns: int) -> Timings:
-        """Returns the spans between the instants that are known."""
-        first_step, first, last = self.first_step_ns, self.first_token_ns, self.last_token_ns
-        return Timings(
-            queue=to_duration(first_step - received_ns if first_step else 0),
-            prefill=to_duration(first - first_step if first else 0),
-            decode=to_duration(last - first if first else 0),
-            time_to_first_token=to_duration(first - received_ns if first else 0),
-            num_steps=self.num_steps,
-            num_preemptions=self.num_preemptions,
-        )
-
-
 def _new_progress(record: OutputRecord, spec: GenerationSpec, model: ServedModel) -> OutputProgress:
     config = spec.config
     text = OutputText(
@@ -339,7 +345,8 @@ def _new_progress(record: OutputRecord, spec: GenerationSpec, model: ServedModel
 
 def _to_request(spec: GenerationSpec) -> messages.GenerationRequest:
     config = spec.config
-    return messages.GenerationRequest(
+    assert spec.num_outputs == 1 or not spec.resumed.token_ids
+    request = messages.GenerationRequest(
         prompt=pack_token_ids(spec.prompt_ids),
         sampling=config.sampling,
         stop=config.stop,
@@ -349,3 +356,4 @@ def _to_request(spec: GenerationSpec) -> messages.GenerationRequest:
         priority=config.priority,
         traceparent=spec.traceparent,
     )
+    return request.resumed_behind(array("i", spec.resumed.token_ids))

@@ -29,6 +29,8 @@ class OutputRecord:
     index: int
     token_ids: list[int] = field(default_factory=list)
     """All that count: up to the end, with the token that ended it."""
+    logprobs: list[messages.TokenLogprobs] = field(default_factory=list)
+    """Of each of `token_ids`, where they were asked for."""
     finish_reason: "FinishReason.ValueType" = FinishReason.FINISH_REASON_UNSPECIFIED
     stop_match: StopMatch | None = None
     pieces: list[str] = field(default_factory=list)
@@ -108,6 +110,8 @@ class OutputProgress:
         record, ended = self._record, new.ended
         assert not record.finished
         record.token_ids.extend(new.token_ids)
+        if self._want_logprobs:
+            record.logprobs.extend(new.logprobs)
         if self._reports_tokens:
             self._unreported_ids.extend(new.token_ids)
             self._unreported_logprobs.extend(new.logprobs)
@@ -142,6 +146,7 @@ class OutputProgress:
         num_dropped = len(record.token_ids) - stop.keep_tokens
         assert num_dropped >= 0
         del record.token_ids[stop.keep_tokens :]
+        del record.logprobs[stop.keep_tokens :]
         del self._unreported_ids[max(0, len(self._unreported_ids) - num_dropped) :]
         del self._unreported_logprobs[max(0, len(self._unreported_logprobs) - num_dropped) :]
         record.finish_reason = FinishReason.FINISH_REASON_STOP_SEQUENCE

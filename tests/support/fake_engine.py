@@ -108,7 +108,7 @@ class FakeEngine:
         self._check_up()
         stream = FakeRequest(self, request, self.script)
         self.requests.append(stream)
-        needed = len(stream.prompt) + request.stop.max_output_tokens
+        needed = stream.prompt_size + request.stop.max_output_tokens
         if needed > self._facts.kv_cache_tokens:
             available = self._facts.kv_cache_tokens
             stream.error = AntiphonError(
@@ -271,17 +271,14 @@ class FakeEngine:
         self._running.append(stream)
 
         def change(news: RequestNews) -> None:
-            news.cached_prompt_tokens = num_cached
+            news.cached_prompt_tokens = min(num_cached, stream.prompt_size)
             news.first_step_ns = time.monotonic_ns()
 
         stream.tell(change)
 
     def _advance(self, stream: FakeRequest, index: int) -> None:
         output, stop = stream.outputs[index], stream.request.stop
-        token_id = next(output.script)
-        enders = {*stop.end_ids, *stop.stop_ids}
-        while len(output.token_ids) < stop.min_output_tokens and token_id in enders:
-            token_id = next((t for t in output.script if t not in enders), 0)
+        token_id = output.draw(stop)
         self._say(stream, index, token_id)
         if token_id in stop.end_ids:
             self._end(stream, index, FinishReason.END_ID)
@@ -289,12 +286,13 @@ class FakeEngine:
             self._end(stream, index, FinishReason.STOP_ID)
         elif len(output.token_ids) >= stop.max_output_tokens:
             self._end(stream, index, FinishReason.MAX_OUTPUT_TOKENS)
-        elif len(stream.prompt) + len(output.token_ids) >= self._facts.context_tokens:
+        elif stream.prompt_size + len(output.token_ids) >= self._facts.context_tokens:
             self._end(stream, index, FinishReason.CONTEXT_FULL)
 
     def _say(self, stream: FakeRequest, index: int, token_id: int) -> None:
         stream.outputs[index].token_ids.append(token_id)
-        is_first = sum(len(output.token_ids) for output in stream.outputs) == 1
+        num_said = sum(len(output.token_ids) for output in stream.outputs)
+        is_first = num_said == len(stream.resumed) + 1
 
         def change(news: RequestNews) -> None:
             news.last_token_ns = time.monotonic_ns()
@@ -322,7 +320,7 @@ class FakeEngine:
     def _end(self, stream: FakeRequest, index: int, reason: FinishReason) -> None:
         output = stream.outputs[index]
         output.ended = reason
-        known = stream.prompt + output.token_ids[:-1]
+        known = stream.prompt[: stream.prompt_size] + output.token_ids[:-1]
         if stream in self._running:
             self._cached.add(stream.request.scope, known)
 

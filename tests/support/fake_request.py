@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from antiphon_engine.api.errors import AntiphonError
 from antiphon_engine.api.handle import RequestNews
-from antiphon_engine.api.messages import FinishReason, GenerationRequest
+from antiphon_engine.api.messages import FinishReason, GenerationRequest, StopParams
 
 Script = Callable[[GenerationRequest, int], Iterable[int]]
 """The token ids of output i of a request. When they run out, an end id follows, or they repeat."""
@@ -40,6 +42,14 @@ class FakeOutput:
     finish_asked: bool = False
     num_late_tokens: int = 0
 
+    def draw(self, stop: StopParams) -> int:
+        """Returns the next token that counts."""
+        token_id = next(self.script)
+        enders = {*stop.end_ids, *stop.stop_ids}
+        while len(self.token_ids) < stop.min_output_tokens and token_id in enders:
+            token_id = next((t for t in self.script if t not in enders), 0)
+        return token_id
+
 
 class FakeRequest:
     """A request that was submitted: its stream, and what tests ask about it."""
@@ -47,9 +57,17 @@ class FakeRequest:
     def __init__(self, engine: Stepper, request: GenerationRequest, script: Script) -> None:
         self.request = request
         self.prompt = list(array("i", request.prompt))
-        self.outputs = [
-            FakeOutput(_endless(script, request, i)) for i in range(request.num_outputs)
-        ]
+        """With output from before, as the engine gets it."""
+        num_resumed = request.num_resumed_tokens
+        self.resumed = self.prompt[len(self.prompt) - num_resumed :]
+        asked = replace(
+            request, prompt=request.prompt[: -4 * num_resumed or None], num_resumed_tokens=0
+        )
+        self.outputs = [FakeOutput(_endless(script, asked, i)) for i in range(request.num_outputs)]
+        for token_id in self.resumed:
+            said = self.outputs[0].draw(request.stop)
+            assert said == token_id, "an output goes on behind what was generated of it"
+            self.outputs[0].token_ids.append(token_id)
         self.num_steps = 0
         self.cancel_asked = False
         self.held = False
@@ -58,6 +76,11 @@ class FakeRequest:
         self.news: RequestNews | None = None
         self._engine = engine
         self._wake = asyncio.Event()
+
+    @property
+    def prompt_size(self) -> int:
+        """Tokens of the prompt without output from before."""
+        return len(self.prompt) - len(self.resumed)
 
     @property
     def ended(self) -> bool:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from antiphon.v1.inference_pb2 import GenerationCompleted, OutputFinished
 from antiphon.v1.types_pb2 import Delta, GenerationConfig, GenerationStarted
 
+from antiphon_server.endurance import Endurance
 from antiphon_server.generation import Event, Generation, GenerationSpec, Generator
+from antiphon_server.generation_output import NewTokens
 from antiphon_server.offload import Offload
 from antiphon_server.served_model import ServedModel
 from antiphon_server.validation import resolve_config
@@ -31,6 +33,8 @@ class Bench:
         prompt_ids: Sequence[int] = (1, 2, 3),
         num_outputs: int = 1,
         deadline_s: float | None = None,
+        resumed: NewTokens | None = None,
+        endurance: Endurance | None = None,
     ) -> Generation:
         now_ns = time.monotonic_ns()
         resolved = resolve_config(
@@ -48,6 +52,8 @@ class Bench:
                 num_outputs=num_outputs,
                 received_ns=now_ns,
                 deadline_ns=None if deadline_s is None else now_ns + round(deadline_s * 1e9),
+                resumed=resumed or NewTokens(),
+                endurance=endurance,
             )
         )
 

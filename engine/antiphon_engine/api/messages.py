@@ -5,6 +5,7 @@ little-endian arrays in `bytes`, so that no object per token is built on either 
 """
 
 import enum
+from array import array
 
 import msgspec
 
@@ -83,6 +84,14 @@ class GenerationRequest(_Message, frozen=True, kw_only=True):
     num_resumed_tokens: int = 0
     """The prompt's last so many ids are output that was generated before: the one output goes on
     behind them as if it had never stopped. `stop`'s limits count them, and so does OutputEnded."""
+
+    def resumed_behind(self, token_ids: "array[int]") -> "GenerationRequest":
+        """Returns the request for what follows these ids of its output, int32."""
+        return msgspec.structs.replace(
+            self,
+            prompt=self.prompt + token_ids.tobytes(),
+            num_resumed_tokens=self.num_resumed_tokens + len(token_ids),
+        )
 
 
 # Front end to engine.

@@ -1,0 +1,44 @@
+"""What an engine told of a request as a whole, and the spans of time that follow from it."""
+
+from dataclasses import dataclass
+
+from antiphon.v1.types_pb2 import Timings
+
+from antiphon_engine.api.handle import RequestNews
+from antiphon_server.convert import to_duration
+
+
+@dataclass(slots=True)
+class RequestFacts:
+    """What the engine told of a request. Instants are on the monotonic clock."""
+
+    cached_prompt_tokens: int | None = None
+    first_step_ns: int = 0
+    first_token_ns: int = 0
+    last_token_ns: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+
+    def note(self, news: RequestNews) -> None:
+        """Takes in what news add."""
+        if news.cached_prompt_tokens is not None:
+            self.cached_prompt_tokens = news.cached_prompt_tokens
+        self.first_step_ns = self.first_step_ns or news.first_step_ns
+        self.first_token_ns = self.first_token_ns or news.first_token_ns
+        self.last_token_ns = max(self.last_token_ns, news.last_token_ns)
+        for output in news.outputs.values():
+            # Outputs share steps, so the longest one tells how many there were.
+            self.num_steps = max(self.num_steps, output.num_steps)
+            self.num_preemptions += output.num_preemptions
+
+    def timings(self, received_ns: int) -> Timings:
+        """Returns the spans between the instants that are known."""
+        first_step, first, last = self.first_step_ns, self.first_token_ns, self.last_token_ns
+        return Timings(
+            queue=to_duration(first_step - received_ns if first_step else 0),
+            prefill=to_duration(first - first_step if first else 0),
+            decode=to_duration(last - first if first else 0),
+            time_to_first_token=to_duration(first - received_ns if first else 0),
+            num_steps=self.num_steps,
+            num_preemptions=self.num_preemptions,
+        )
