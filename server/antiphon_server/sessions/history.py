@@ -16,7 +16,14 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from antiphon.v1 import session_pb2
-from antiphon.v1.types_pb2 import ROLE_ASSISTANT, ChatMessage, Item, Output
+from antiphon.v1.types_pb2 import (
+    FINISH_REASON_UNSPECIFIED,
+    ROLE_ASSISTANT,
+    ChatMessage,
+    FinishReason,
+    Item,
+    Output,
+)
 
 from antiphon_engine.api.errors import FieldViolation, InvalidRequest
 from antiphon_server.sessions.records import TurnRow, TurnTokens, token_array
@@ -73,6 +80,12 @@ class History:
     """HISTORY_POLICY_RERENDER: all that a prompt has taken in, and the answers."""
     answered: bool = False
     """Whether there is an output yet."""
+    answer_ids: "array[int]" = field(default_factory=token_array)
+    """HISTORY_POLICY_RERENDER: the ids of the last answer, with all that it was continued by."""
+    num_tokens: int = 0
+    """Of the context up to the last output's end, as the engine has seen it."""
+    head_end: "FinishReason.ValueType" = FINISH_REASON_UNSPECIFIED
+    """Why the last turn's answer ended; unspecified: the last turn has none."""
 
     @property
     def rerenders(self) -> bool:
@@ -120,6 +133,28 @@ class History:
             tokens=TurnTokens(head_ids=new_head, head_digest=digest, added_ids=added_ids),
         )
 
+    def prepare_to_continue(self, renderer: Renderer, instructions: str) -> Prepared:
+        """Returns the prompt that goes on with the last answer. CPU work; changes nothing.
+
+        REQUIRES: the last turn has an answer that can be gone on with.
+
+        Raises:
+            AntiphonError: the template refuses the conversation.
+        """
+        assert self.answered
+        assert not self.pending
+        if self.rerenders:
+            before = renderer.render_conversation(self.items[:-1], instructions=instructions)
+            prompt_ids = array("i", before.token_ids) + self.answer_ids
+            return Prepared(prompt_ids=prompt_ids, tokens=TurnTokens())
+        digest = hashlib.sha256(instructions.encode()).digest()
+        new_head = self._new_head(renderer, digest, instructions)
+        head_ids = self.head_ids if new_head is None else new_head
+        return Prepared(
+            prompt_ids=head_ids + self.tail_ids,
+            tokens=TurnTokens(head_ids=new_head, head_digest=digest),
+        )
+
     def _new_head(
         self, renderer: Renderer, digest: bytes, instructions: str
     ) -> "array[int] | None":
@@ -131,12 +166,11 @@ class History:
     def after(self, row: TurnRow) -> "History":
         """Returns the context behind a completed turn; this one must not be used any more."""
         new_items = tuple(row.turn.input)
-        if not row.generates:
-            return replace(self, pending=(*self.pending, *new_items))
         fresh = (*self.pending, *new_items)
+        if not row.generates:
+            return replace(self, pending=fresh, head_end=FINISH_REASON_UNSPECIFIED)
         if self.rerenders:
-            items = (*self.items, *fresh, _as_item(row.turn.output))
-            return replace(self, items=items, pending=(), answered=True)
+            return self._with_answer(row, fresh)
         tokens = row.tokens
         tail_ids = self.tail_ids
         tail_ids.extend(tokens.added_ids)
@@ -149,6 +183,24 @@ class History:
             tail_ids=tail_ids,
             pending=(),
             answered=True,
+            num_tokens=_num_tokens_behind(row),
+            head_end=row.turn.output.finish_reason,
+        )
+
+    def _with_answer(self, row: TurnRow, fresh: tuple[Item, ...]) -> "History":
+        """Returns what is rendered whole, with one more answer or a longer last one."""
+        answer, answer_ids, earlier = _as_item(row.turn.output), row.tokens.output_ids, self.items
+        if row.continues:
+            answer = _joined(self.items[-1], answer)
+            answer_ids, earlier = self.answer_ids + answer_ids, self.items[:-1]
+        return replace(
+            self,
+            items=(*earlier, *fresh, answer),
+            answer_ids=answer_ids,
+            pending=(),
+            answered=True,
+            num_tokens=_num_tokens_behind(row),
+            head_end=row.turn.output.finish_reason,
         )
 
 
@@ -176,6 +228,19 @@ def nothing_to_answer(path: str) -> InvalidRequest:
             f"{path}.items", "must not be empty unless items were appended since the last answer"
         )
     )
+
+
+def _num_tokens_behind(row: TurnRow) -> int:
+    return row.turn.usage.prompt_tokens + len(row.tokens.output_ids)
+
+
+def _joined(first: Item, second: Item) -> Item:
+    """Returns two parts of an answer as one."""
+    whole = Item()
+    whole.CopyFrom(first)
+    whole.message.text += second.message.text
+    whole.message.reasoning += second.message.reasoning
+    return whole
 
 
 def _as_item(output: Output) -> Item:

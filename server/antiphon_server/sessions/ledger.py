@@ -10,12 +10,14 @@ from antiphon.v1.types_pb2 import Failure
 
 from antiphon_engine.api.errors import AntiphonError
 from antiphon_server.sessions.history import History
-from antiphon_server.sessions.records import Receipt, SessionRow
-from antiphon_server.sessions.session_rows import behind_turn, changed, etag_of, stale_head
+from antiphon_server.sessions.history_points import Base, base_at
+from antiphon_server.sessions.records import Receipt, Rewound, SessionRow
+from antiphon_server.sessions.session_rows import Head, behind_turn, changed, etag_of, stale_head
 from antiphon_server.sessions.surroundings import Surroundings
 from antiphon_server.sessions.times import NS_PER_S, to_timestamp
 from antiphon_server.sessions.turn import LiveTurn
 from antiphon_server.sessions.turn_generation import Outcome
+from antiphon_server.sessions.turn_request import TurnRequest
 
 
 class Ledger:
@@ -46,8 +48,24 @@ class Ledger:
             was = expected.turn or "the start"
             raise stale_head(self.row, f"The turn expected {was} as the head; {is_now}.")
 
-    async def complete(self, turn: LiveTurn, outcome: Outcome) -> TurnCompleted:
-        """Puts a turn behind the history; returns its terminal event once that is durable.
+    async def base_of(self, request: TurnRequest) -> Base:
+        """Returns what a turn that starts now stands on.
+
+        Raises:
+            AntiphonError: STALE_HEAD, or the request names a place that is not there.
+        """
+        self.check_head(request.expected_head)
+        if request.rewind_to is None:
+            session = self.row.session
+            return Base(
+                history=self.history, head_turn=session.head_turn, num_turns=session.num_turns
+            )
+        return await base_at(
+            self._surroundings, self.row, request.rewind_to, path=f"{request.path}.rewind_to"
+        )
+
+    async def complete(self, turn: LiveTurn, outcome: Outcome, base: Base) -> TurnCompleted:
+        """Puts a turn behind what it stands on; returns its terminal event once that is durable.
 
         Raises:
             AntiphonError: STORE_UNAVAILABLE; nothing has changed.
@@ -61,11 +79,12 @@ class Ledger:
         if outcome.output is not None:
             message.output.CopyFrom(outcome.output)
         async with self.lock:
-            row = self._behind_turn(message.name, now_ns)
+            head = Head(message.name, base.num_turns + 1)
+            row = self._behind_turn(head, now_ns)
             kept = replace(turn.row(), turn=message, version=row.version, tokens=outcome.tokens)
-            await self._surroundings.store.end_turn(kept, row)
+            await self._surroundings.store.end_turn(kept, row, superseded_after=base.rewound_to)
             self.row = row
-            self.history = self.history.after(kept)
+            self.history = base.history.after(kept)
         turn.message.CopyFrom(message)
         completed = TurnCompleted()
         completed.CopyFrom(outcome.completed)
@@ -110,10 +129,26 @@ class Ledger:
             default_ttl_ns=self._default_ttl_ns,
         )
 
-    def _behind_turn(self, head_turn: str | None, now_ns: int) -> SessionRow:
-        return behind_turn(
-            self.row, head_turn=head_turn, now_ns=now_ns, default_ttl_ns=self._default_ttl_ns
-        )
+    def rewound(self, base: Base) -> SessionRow:
+        """Returns the row as going back to a place would make it."""
+        session = Session()
+        session.CopyFrom(self.row.session)
+        session.head_turn = base.head_turn
+        session.num_turns = base.num_turns
+        return self.changed(session)
+
+    async def rewind(self, row: SessionRow, base: Base, receipt: Receipt | None) -> None:
+        """Takes the session back in its history, under the lock. Raises AntiphonError."""
+        assert self.lock.locked()
+        assert base.rewound_to is not None
+        rewound = Rewound(row=row, position=base.rewound_to, receipt=receipt)
+        await self._surroundings.store.rewind_session(rewound)
+        self.row = row
+        self.history = base.history
+        self.on_change("")
+
+    def _behind_turn(self, head: Head | None, now_ns: int) -> SessionRow:
+        return behind_turn(self.row, head=head, now_ns=now_ns, default_ttl_ns=self._default_ttl_ns)
 
     @property
     def _default_ttl_ns(self) -> int:

@@ -312,7 +312,7 @@ class SessionRegistry:
         mark_stopped(turn.turn, to_failure(server_stopped()))
         turn.turn.end_time.CopyFrom(to_timestamp(now_ns))
         turn.turn.epoch = self._surroundings.store.epoch
-        ended = behind_turn(row, head_turn=None, now_ns=now_ns, default_ttl_ns=self._ttl_ns)
+        ended = behind_turn(row, head=None, now_ns=now_ns, default_ttl_ns=self._ttl_ns)
         await self._surroundings.store.end_turn(turn, ended)
 
     def _first_turn(self, key: SessionKey, request: CreateSessionRequest) -> TurnRow:

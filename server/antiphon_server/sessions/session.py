@@ -15,6 +15,7 @@ from antiphon_server.answer_size import check_answer_size
 from antiphon_server.convert import to_prompt_parts
 from antiphon_server.served_models import find_model
 from antiphon_server.sessions.attachment import Attachment
+from antiphon_server.sessions.cleared_defaults import without_defaults
 from antiphon_server.sessions.event_log import EventLog
 from antiphon_server.sessions.failures import cancelled_failure, mark_stopped, server_stopped
 from antiphon_server.sessions.history import prompt_of
@@ -319,7 +320,8 @@ class LiveSession:
         if request.generates:
             model = find_model(self._surroundings.models, session.model)
             self._queue.check_answerable(request)
-            turn.config = merge_config(session.defaults, request.config)
+            defaults = without_defaults(session.defaults, request.cleared_defaults)
+            turn.config = merge_config(defaults, request.config)
             check_config(turn.config, model=model, path=f"{request.path}.config")
         turn.instructions = session.instructions
         turn.received_ns = self._surroundings.clock.monotonic_ns()

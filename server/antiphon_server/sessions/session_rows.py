@@ -1,7 +1,7 @@
 """How a session's row changes, and how it is told."""
 
 import hashlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from antiphon.v1.session_pb2 import Session
@@ -47,24 +47,34 @@ def changed(row: SessionRow, session: Session, *, now_ns: int, default_ttl_ns: i
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The last turn of a history."""
+
+    turn: str
+    """Its name."""
+    num_turns: int
+    """How many turns there are with it."""
+
+
 def behind_turn(
-    row: SessionRow, *, head_turn: str | None, now_ns: int, default_ttl_ns: int
+    row: SessionRow, *, head: Head | None, now_ns: int, default_ttl_ns: int
 ) -> SessionRow:
     """Returns the row after a turn has ended.
 
     Args:
         row: The session before.
-        head_turn: The turn's name, if it is in the history; None: it failed.
+        head: The turn, if it is in the history; None: it failed.
         now_ns: When it ended.
         default_ttl_ns: How long the session lives from there, if it doesn't say.
     """
     session = Session()
     session.CopyFrom(row.session)
-    if head_turn is not None:
-        session.head_turn = head_turn
-        session.num_turns += 1
+    if head is not None:
+        session.head_turn = head.turn
+        session.num_turns = head.num_turns
     session.update_time.CopyFrom(to_timestamp(now_ns))
-    version = row.version + (head_turn is not None)
+    version = row.version + (head is not None)
     ended = replace(row, session=session, version=version, idle_since_ns=now_ns)
     return with_expiry(ended, default_ttl_ns=default_ttl_ns)
 

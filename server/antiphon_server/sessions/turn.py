@@ -49,6 +49,7 @@ class LiveTurn:
             position=self.position,
             turn_id=self.turn_id,
             generates=self.request.generates,
+            continues=self.request.continues,
             fingerprint=self.request.fingerprint,
             turn=self.snapshot(),
             order=TurnOrder(

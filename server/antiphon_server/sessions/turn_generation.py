@@ -17,7 +17,7 @@ from antiphon_server.convert import to_prompt_parts
 from antiphon_server.generation import Generation, GenerationSpec
 from antiphon_server.served_models import find_model
 from antiphon_server.sessions.failures import turn_timeout
-from antiphon_server.sessions.history import History, nothing_to_answer
+from antiphon_server.sessions.history import History, Prepared, nothing_to_answer
 from antiphon_server.sessions.records import SessionKey, TurnTokens
 from antiphon_server.sessions.surroundings import Surroundings
 from antiphon_server.sessions.turn import LiveTurn, join_output
@@ -51,12 +51,7 @@ async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings)
         AntiphonError: it failed.
     """
     model = find_model(surroundings.models, context.model)
-    if not (context.history.pending or turn.request.items):
-        # What was appended before it failed.
-        raise nothing_to_answer(turn.request.path)
-    prepared = await surroundings.offload.run(
-        context.history.prepare, model.renderer, turn.request.items, turn.instructions
-    )
+    prepared = await _prepare(turn, context, surroundings)
     if turn.cancel_asked:
         return None
     now_ns = surroundings.clock.monotonic_ns()
@@ -96,6 +91,22 @@ async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings)
         turn.message.timings.CopyFrom(generation.timings)
         generation.close()
     return _outcome(turn, generation, prepared.tokens)
+
+
+async def _prepare(turn: LiveTurn, context: Context, surroundings: Surroundings) -> Prepared:
+    """Renders a turn's prompt."""
+    history, request = context.history, turn.request
+    renderer = find_model(surroundings.models, context.model).renderer
+    if request.continues:
+        return await surroundings.offload.run(
+            history.prepare_to_continue, renderer, turn.instructions
+        )
+    if not (history.pending or request.items):
+        # What was appended before it failed, or is behind the place that it goes back to.
+        raise nothing_to_answer(request.path)
+    return await surroundings.offload.run(
+        history.prepare, renderer, request.items, turn.instructions
+    )
 
 
 async def _tell(

@@ -11,6 +11,7 @@ from antiphon.v1.types_pb2 import FINISH_REASON_CANCELLED, Failure
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_server.sessions.failures import cancelled_failure, turn_timeout
 from antiphon_server.sessions.history import nothing_to_answer
+from antiphon_server.sessions.history_points import check_continuable
 from antiphon_server.sessions.ledger import Ledger
 from antiphon_server.sessions.records import RUNNING
 from antiphon_server.sessions.surroundings import Surroundings
@@ -72,7 +73,12 @@ class TurnQueue:
             )
 
     def check_answerable(self, request: TurnRequest) -> None:
-        """Checks that a turn will have something to answer. Raises InvalidRequest."""
+        """Checks that a turn will have something to answer. Raises InvalidRequest.
+
+        What stands behind another place than the head is known only as the turn starts.
+        """
+        if request.rewind_to is not None or request.continues:
+            return
         last = next(reversed(self._live.values()), None)
         appended = (
             bool(self._ledger.history.pending) if last is None else not last.request.generates
@@ -168,19 +174,21 @@ class TurnQueue:
             AntiphonError: it failed.
         """
         row = self._ledger.row
-        self._ledger.check_head(turn.request.expected_head)
+        base = await self._ledger.base_of(turn.request)
         turn.message.state = RUNNING
-        turn.message.parent_turn = row.session.head_turn
+        turn.message.parent_turn = base.head_turn
         outcome: Outcome | None = Outcome()
         if turn.request.generates:
-            context = Context(key=row.key, model=row.session.model, history=self._ledger.history)
+            if turn.request.continues:
+                check_continuable(base, f"{turn.request.path}.continue_answer")
+            context = Context(key=row.key, model=row.session.model, history=base.history)
             outcome = await generate(turn, context, self._surroundings)
         await turn.accepted
         if turn.discards and turn.request.generates:
             return cancelled_failure(_DISCARDED)
         if outcome is None or _is_empty(outcome):
             return cancelled_failure(_STOPPED_EARLY)
-        completed = await self._ledger.complete(turn, outcome)
+        completed = await self._ledger.complete(turn, outcome, base)
         self._forget(turn)
         turn.tell_completed(completed)
         return None

@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from antiphon_engine.api.errors import FieldViolation, InvalidRequest
 from antiphon_server.capabilities import unsupported_feature
+from antiphon_server.sessions.cleared_defaults import check_cleared_defaults
 from antiphon_server.sessions.names import check_turn_id, parse_turn_name
 from antiphon_server.sessions.times import check_duration
 from antiphon_server.validation import check_items
@@ -46,8 +47,16 @@ class TurnRequest:
     """As it came, with the trace context of its stream where it had none of its own."""
     config: GenerationConfig = field(default_factory=GenerationConfig)
     expected_head: HistoryPoint | None = None
+    rewind_to: HistoryPoint | None = None
+    """Where the history goes back to as the turn starts."""
+    continues: bool = False
+    """Whether to go on with the head's answer."""
+    cleared_defaults: tuple[str, ...] = ()
+    """Paths in GenerationConfig."""
     rejects_busy: bool = False
     """Whether to fail while another turn runs, instead of waiting."""
+    interrupts: bool = False
+    """Whether to stop the turns that have not ended, instead of waiting."""
     cancels_on_disconnect: bool = False
     timeout_ns: int | None = None
     """From receipt."""
@@ -76,24 +85,32 @@ def read_start_turn(start: StartTurn, frame: Frame) -> TurnRequest:
     _check_enum(start.if_busy, StartTurn.IfBusy.values(), f"{path}.if_busy")
     _check_enum(start.on_disconnect, StartTurn.OnDisconnect.values(), f"{path}.on_disconnect")
     check_items(start.items, f"{path}.items")
+    if start.continue_answer and start.items:
+        description = "must not be set together with items: the answer goes on as it stands"
+        raise InvalidRequest(FieldViolation(f"{path}.continue_answer", description))
+    check_cleared_defaults(start.clear_defaults, f"{path}.clear_defaults")
     has_timeout = start.HasField("timeout")
     message = StartTurn()
     message.CopyFrom(start)
     message.traceparent = start.traceparent or frame.traceparent
-    content = StartTurn(items=start.items, config=start.config, expected_head=start.expected_head)
-    for absent in ("config", "expected_head"):
-        if not start.HasField(absent):
-            content.ClearField(absent)
     return TurnRequest(
         path=path,
         turn_id=start.turn_id,
         generates=True,
         items=tuple(start.items),
-        fingerprint=fingerprint("generate", content),
+        fingerprint=fingerprint("generate", _content_of(start)),
         message=message,
         config=start.config,
-        expected_head=_read_expected_head(start, path),
+        expected_head=_read_point(
+            start.expected_head, f"{path}.expected_head", is_set=start.HasField("expected_head")
+        ),
+        rewind_to=_read_point(
+            start.rewind_to, f"{path}.rewind_to", is_set=start.HasField("rewind_to")
+        ),
+        continues=start.continue_answer,
+        cleared_defaults=tuple(start.clear_defaults.paths),
         rejects_busy=start.if_busy == StartTurn.IF_BUSY_REJECT,
+        interrupts=start.if_busy == StartTurn.IF_BUSY_INTERRUPT,
         cancels_on_disconnect=start.on_disconnect == StartTurn.ON_DISCONNECT_CANCEL,
         timeout_ns=check_duration(start.timeout, f"{path}.timeout") if has_timeout else None,
         traceparent=_readable(message.traceparent),
@@ -119,7 +136,9 @@ def read_append(append: AppendItems, frame: Frame) -> TurnRequest:
         items=tuple(append.items),
         fingerprint=fingerprint("append", content),
         message=append,
-        expected_head=_read_expected_head(append, path),
+        expected_head=_read_point(
+            append.expected_head, f"{path}.expected_head", is_set=append.HasField("expected_head")
+        ),
         traceparent=_readable(frame.traceparent),
         frame_id=frame.frame_id,
     )
@@ -136,9 +155,6 @@ def _refuse_unbuilt(start: StartTurn, path: str) -> None:
     """Refuses what this release can't do. To ignore it would do something else than was asked."""
     asked = {
         ("interrupt", "if_busy"): start.if_busy == StartTurn.IF_BUSY_INTERRUPT,
-        ("rewind", "rewind_to"): start.HasField("rewind_to"),
-        ("continue_answer", "continue_answer"): start.continue_answer,
-        ("clear_defaults", "clear_defaults"): start.HasField("clear_defaults"),
         ("tracestate", "tracestate"): bool(start.tracestate),
     }
     for (capability, name), is_asked in asked.items():
@@ -146,16 +162,30 @@ def _refuse_unbuilt(start: StartTurn, path: str) -> None:
             raise unsupported_feature(capability, f"{path}.{name}")
 
 
-def _read_expected_head(request: StartTurn | AppendItems, path: str) -> HistoryPoint | None:
-    if not request.HasField("expected_head"):
+def _content_of(start: StartTurn) -> StartTurn:
+    """Returns what makes a turn the same as another under its id."""
+    content = StartTurn()
+    content.CopyFrom(start)
+    for how in ("turn_id", "if_busy", "on_disconnect", "timeout", "traceparent", "tracestate"):
+        content.ClearField(how)
+    return content
+
+
+def _read_point(point: HistoryPoint, path: str, *, is_set: bool) -> HistoryPoint | None:
+    """Returns a place in the history, if one is named."""
+    if not is_set:
         return None
-    point = request.expected_head
+    check_point(point, path)
+    return point
+
+
+def check_point(point: HistoryPoint, path: str) -> None:
+    """Checks that a place in a history is named, not that it is there. Raises InvalidRequest."""
     kind = point.WhichOneof("point")
     if kind is None:
-        raise InvalidRequest(FieldViolation(f"{path}.expected_head", "must have turn or start set"))
+        raise InvalidRequest(FieldViolation(path, "must have turn or start set"))
     if kind == "turn":
-        parse_turn_name("", point.turn, f"{path}.expected_head.turn")
-    return point
+        parse_turn_name("", point.turn, f"{path}.turn")
 
 
 def _readable(traceparent: str) -> str:

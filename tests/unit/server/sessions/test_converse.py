@@ -107,7 +107,7 @@ async def test_a_refused_frame_is_told_and_the_stream_goes_on(bench: SessionBenc
     await bench.create()
     bad = [
         ConverseRequest(frame_id="1", ack=TurnCursor(turn_id="t")),
-        ConverseRequest(frame_id="2", generate=StartTurn(turn_id="t", continue_answer=True)),
+        ConverseRequest(frame_id="2", generate=StartTurn(turn_id="t", tracestate="a=b")),
         ConverseRequest(frame_id="3"),
         open_frame(),
         cancel_frame("nowhere"),

@@ -341,9 +341,7 @@ async def test_a_field_at_fault_is_named_and_leaves_no_trace(
     ("turn", "capability"),
     [
         (StartTurn(if_busy=StartTurn.IF_BUSY_INTERRUPT), "interrupt"),
-        (StartTurn(rewind_to=HistoryPoint(start=Empty())), "rewind"),
-        (StartTurn(continue_answer=True), "continue_answer"),
-        (StartTurn(clear_defaults={"paths": ["sampling"]}), "clear_defaults"),
+        (StartTurn(tracestate="a=b"), "tracestate"),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(turn: StartTurn, capability: str):
