@@ -224,7 +224,10 @@ class Asker:
     async def _prepare(self, session: str) -> None:
         """Makes a session with two turns in its history and one that failed."""
         sessions = self._server.sessions
-        await sessions.CreateSession(CreateSessionRequest(session_id=session))
+        defaults = GenerationConfig(sampling={"top_k": 9})
+        await sessions.CreateSession(
+            CreateSessionRequest(session_id=session, session=Session(defaults=defaults))
+        )
         for turn_id in ("t1", "t2", "t3"):
             start = StartTurn(turn_id=turn_id, items=[user("hi")], config=CONFIG)
             if turn_id == "t3":
