@@ -48,6 +48,7 @@ class GenerationSpec:
     deadline_ns: int | None = None
     """When the request fails with TIMEOUT unless it has ended."""
     traceparent: str = ""
+    tracestate: str = ""
     resumed: NewTokens = field(default_factory=NewTokens)
     """What was generated before of the one output, which goes on behind it; told as if new."""
     endurance: Endurance | None = None
@@ -183,6 +184,18 @@ class Generation:
         """Asks for an early end: unfinished outputs finish as CANCELLED. Idempotent; any time."""
         self._end_early(FinishReason.FINISH_REASON_CANCELLED)
 
+    def fail(self, error: AntiphonError) -> None:
+        """Ends the request at once: `events` raises the error, unless all outputs are finished.
+
+        Idempotent; any time, whether or not anyone reads the events now.
+        """
+        if self._closed or self._failure is not None:
+            return
+        self._failure = error
+        self._run.ticket.release()
+        self._run.stream.close()
+        self._wait_at_most_until(asyncio.get_running_loop().time())
+
     def hold(self) -> None:
         """Asks the engine to stop working on it and to lend its memory to others. Idempotent."""
         self._run.stream.hold()
@@ -224,13 +237,12 @@ class Generation:
             if self._facts.first_step_ns
             else "it still waited for the engine"
         )
-        self._failure = AntiphonError(
-            ErrorReason.TIMEOUT,
-            f"the deadline passed {spent_s:.3f} s after the request was received; {where}",
+        self.fail(
+            AntiphonError(
+                ErrorReason.TIMEOUT,
+                f"the deadline passed {spent_s:.3f} s after the request was received; {where}",
+            )
         )
-        self._run.ticket.release()
-        self._run.stream.close()
-        self._wait_at_most_until(asyncio.get_running_loop().time())
 
     def _end_early(self, reason: "FinishReason.ValueType") -> None:
         if self._closed or self._finished or self._early_reason is not None:
@@ -355,5 +367,6 @@ def _to_request(spec: GenerationSpec) -> messages.GenerationRequest:
         scope=spec.scope,
         priority=config.priority,
         traceparent=spec.traceparent,
+        tracestate=spec.tracestate,
     )
     return request.resumed_behind(array("i", spec.resumed.token_ids))

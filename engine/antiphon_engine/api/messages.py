@@ -74,6 +74,8 @@ class GenerationRequest(_Message, frozen=True, kw_only=True):
     scope: Scope = Scope()
     priority: int = 50
     traceparent: str = ""
+    tracestate: str = ""
+    """Goes with `traceparent`."""
     session: int = 0
     """A name of the session that this is a turn of, up to 2**64 - 1; 0: none. What the first output
     ends with is the session's tip. A hint to the cache, as are the two below."""

@@ -1,10 +1,8 @@
 """What a caller asks of a turn: read from its frame, checked as far as the frame alone allows."""
 
 import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from antiphon.v1.session_pb2 import AppendItems, HistoryPoint, StartTurn
 from antiphon.v1.types_pb2 import GenerationConfig, Item
@@ -15,10 +13,8 @@ from antiphon_server.capabilities import unsupported_feature
 from antiphon_server.sessions.cleared_defaults import check_cleared_defaults
 from antiphon_server.sessions.names import check_turn_id, parse_turn_name
 from antiphon_server.sessions.times import check_duration
+from antiphon_server.trace_context import read_traceparent, trace_id_of
 from antiphon_server.validation import check_items
-
-_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2})")
-_SAMPLED: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +63,7 @@ class TurnRequest:
     @property
     def trace_id(self) -> str:
         """The trace that it is a part of; empty where there is none or it is not sampled."""
-        match = _TRACEPARENT.fullmatch(self.traceparent)
-        return match[1] if match and int(match[2], 16) & _SAMPLED else ""
+        return trace_id_of(self.traceparent)
 
 
 def read_start_turn(start: StartTurn, frame: Frame) -> TurnRequest:
@@ -113,7 +108,7 @@ def read_start_turn(start: StartTurn, frame: Frame) -> TurnRequest:
         interrupts=start.if_busy == StartTurn.IF_BUSY_INTERRUPT,
         cancels_on_disconnect=start.on_disconnect == StartTurn.ON_DISCONNECT_CANCEL,
         timeout_ns=check_duration(start.timeout, f"{path}.timeout") if has_timeout else None,
-        traceparent=_readable(message.traceparent),
+        traceparent=read_traceparent(message.traceparent),
         frame_id=frame.frame_id,
     )
 
@@ -139,7 +134,7 @@ def read_append(append: AppendItems, frame: Frame) -> TurnRequest:
         expected_head=_read_point(
             append.expected_head, f"{path}.expected_head", is_set=append.HasField("expected_head")
         ),
-        traceparent=_readable(frame.traceparent),
+        traceparent=read_traceparent(frame.traceparent),
         frame_id=frame.frame_id,
     )
 
@@ -186,11 +181,6 @@ def check_point(point: HistoryPoint, path: str) -> None:
         raise InvalidRequest(FieldViolation(path, "must have turn or start set"))
     if kind == "turn":
         parse_turn_name("", point.turn, f"{path}.turn")
-
-
-def _readable(traceparent: str) -> str:
-    """Returns a trace context, or nothing where it is broken: the rule is to go on without."""
-    return traceparent if _TRACEPARENT.fullmatch(traceparent) else ""
 
 
 def _check_enum(value: int, known: Sequence[int], path: str) -> None:
