@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,11 +34,14 @@ from antiphon_server.generation import Generator
 from antiphon_server.interceptors import CallInterceptor
 from antiphon_server.listen import Address
 from antiphon_server.offload import Offload
+from antiphon_server.open_streams import OpenStreams
+from antiphon_server.request_preparation import RequestPreparation
 from antiphon_server.served_model import ServedModel
 from antiphon_server.services.admin import AdminService, ServerFacts
 from antiphon_server.services.health import HealthService
 from antiphon_server.services.inference import InferenceService
 from antiphon_server.services.models import ModelService
+from antiphon_server.services.multiplex import MultiplexLimits
 from antiphon_server.services.sessions import SessionService
 from antiphon_server.services.tokenizer import TokenizerService
 from antiphon_server.sessions.limits import Clock, SessionLimits
@@ -88,6 +92,7 @@ class Server:
             # Those who run the server look into it while it drains, too.
             admin=self._guard(contextlib.nullcontext, needs_admin=True),
         )
+        self._open_streams = OpenStreams()
         self._store: SqliteStore | None = None
         self._registry: SessionRegistry | None = None
 
@@ -199,7 +204,7 @@ class Server:
     ) -> None:
         server = self._ports.main.server
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
-            InferenceService(models=models, generators=generators, offload=self._offload),
+            self._inference_service(models, generators),
             server,
         )
         session_pb2_grpc.add_SessionServiceServicer_to_server(SessionService(registry), server)
@@ -208,6 +213,24 @@ class Server:
             TokenizerService(models, self._offload), server
         )
         self._add_common_services(server, MAIN_FILES)
+
+    def _inference_service(
+        self, models: Mapping[str, ServedModel], generators: Mapping[str, Generator]
+    ) -> InferenceService:
+        limits = self._config.limits
+        return InferenceService(
+            RequestPreparation(
+                models, generators, offload=self._offload, random_source=random.SystemRandom()
+            ),
+            offload=self._offload,
+            open_streams=self._open_streams,
+            multiplex_limits=MultiplexLimits(
+                max_running=limits.max_multiplexed_requests,
+                max_waiting_bytes=self._config.server.max_message_bytes,
+                max_undelivered_bytes=limits.max_undelivered_bytes,
+                grace_s=limits.slow_reader_grace_s,
+            ),
+        )
 
     def _add_admin_services(
         self, models: Mapping[str, ServedModel], registry: SessionRegistry

@@ -93,6 +93,12 @@ class LimitsConfig:
     """The most outputs of a request."""
     max_queued_requests: int = 256
     """The most requests that wait for the engine; further ones are refused, to be tried again."""
+    max_multiplexed_requests: int = 256
+    """The most requests of one MultiplexGenerate that run at a time; further ones wait in it."""
+    max_undelivered_bytes: int = 1 << 20
+    """What may wait for a slow reader of a stream before its requests are held."""
+    slow_reader_grace_s: float = 30.0
+    """How long a reader whose requests are held may take nothing before it loses its stream."""
     offload_threads: int = 2
     """Threads for text work: rendering, encoding, large answers."""
     max_offloaded_jobs: int = 1024

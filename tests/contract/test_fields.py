@@ -46,6 +46,7 @@ SPECIAL_ID = 942
 """Of `<|im_start|>` in the tiny tokenizer."""
 SPOKEN = "say <|im_end|> twice"
 TURN = StartTurn(turn_id="t", items=[user("hi")], config=CONFIG)
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 NAME = "sessions/SESSION"
 T1 = f"{NAME}/turns/t1"
 
@@ -83,6 +84,16 @@ PLAIN = {
     ],
 }
 PLAIN["StreamGenerate"] = PLAIN["Generate"]
+PLAIN["MultiplexGenerate"] = [
+    *(
+        inference_pb2.MultiplexGenerateRequest(tag=1, generate=request)
+        for request in PLAIN["Generate"]
+    ),
+    inference_pb2.MultiplexGenerateRequest(tag=1, cancel=inference_pb2.CancelGeneration()),
+    inference_pb2.MultiplexGenerateRequest(
+        tag=1, generate=PLAIN["Generate"][0], traceparent=TRACEPARENT
+    ),
+]
 
 VALUES = {
     r"message\.role$": types_pb2.ROLE_ASSISTANT,
@@ -102,7 +113,7 @@ VALUES = {
     r"^token_ids$": [7],
     r"if_busy$": StartTurn.IF_BUSY_INTERRUPT,
     r"page_size$": 1,
-    r"traceparent$": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    r"traceparent$": TRACEPARENT,
     r"expected_head\.turn$": f"{NAME}/turns/other",
     r"update_mask$": FieldMask(paths=["instructions"]),
     r"clear_defaults$": FieldMask(paths=["sampling"]),
@@ -116,6 +127,7 @@ WITHOUT_EFFECT = {
     rf"^(CreateSession \.|Converse \.open\.create\.)session\.({OUTPUT_ONLY})$": "output only",
     rf"^UpdateSession \.session\.(model|history_policy|(?!name|etag)({OUTPUT_ONLY}))$": "fixed",
     r"^(Generate|StreamGenerate|RenderPrompt) \.config\.constraint\.none$": "none to lift",
+    r"^MultiplexGenerate \.generate\.config\.constraint\.none$": "none to lift",
     r"^RenderPrompt \.config\.(sampling|stop|output|priority)": "no template needs it",
 }
 """Fields that rightly change nothing here."""
@@ -148,7 +160,7 @@ FIELDS = [
 ]
 
 
-PLAIN_FOR = {"Converse .frame_id": 2}
+PLAIN_FOR = {"Converse .frame_id": 2, "MultiplexGenerate .tracestate": 3}
 """Which plain request to add a field to, where that is not the first with most of its parents."""
 
 TIMES = {"timings", "create_time", "update_time", "end_time", "expire_time", "etag", "epoch"}

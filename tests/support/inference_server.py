@@ -1,6 +1,7 @@
 """InferenceService alone on a loopback port, with the errors of the real server."""
 
 import itertools
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -14,8 +15,11 @@ from antiphon_server.access.authentication import let_anyone_in
 from antiphon_server.generation import Generator
 from antiphon_server.interceptors import CallInterceptor
 from antiphon_server.offload import Offload
+from antiphon_server.open_streams import OpenStreams
+from antiphon_server.request_preparation import RequestPreparation
 from antiphon_server.served_model import ServedModel
 from antiphon_server.services.inference import InferenceService
+from antiphon_server.services.multiplex import MultiplexLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,7 @@ class InferenceServer:
     generator: Generator
     channel: grpc.aio.Channel
     stub: inference_pb2_grpc.InferenceServiceStub
+    open_streams: OpenStreams
 
     async def failures_of(self, request: GenerateRequest) -> list[grpc.aio.AioRpcError]:
         """Sends a request by both methods and returns how they fail."""
@@ -60,7 +65,11 @@ class InferenceServer:
 
 @asynccontextmanager
 async def inference_server(
-    model: ServedModel, offload: Offload, *, generator: Generator | None = None
+    model: ServedModel,
+    offload: Offload,
+    *,
+    generator: Generator | None = None,
+    multiplex_limits: MultiplexLimits | None = None,
 ) -> AsyncIterator[InferenceServer]:
     """Serves one model until the block ends."""
     generator = generator or Generator(model, offload=offload)
@@ -72,13 +81,26 @@ async def inference_server(
         draw_request_id=lambda: f"request-{next(request_ids)}",
     )
     server = grpc.aio.server(interceptors=[interceptor])
-    service = InferenceService({model.name: model}, {model.name: generator}, offload=offload)
+    preparation = RequestPreparation(
+        {model.name: model},
+        {model.name: generator},
+        offload=offload,
+        random_source=random.Random(1),
+    )
+    open_streams = OpenStreams()
+    service = InferenceService(
+        preparation,
+        offload=offload,
+        open_streams=open_streams,
+        multiplex_limits=multiplex_limits or MultiplexLimits(),
+    )
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
     try:
-        yield InferenceServer(generator, channel, inference_pb2_grpc.InferenceServiceStub(channel))
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        yield InferenceServer(generator, channel, stub, open_streams)
     finally:
         await channel.close()
         await server.stop(0)

@@ -1,8 +1,7 @@
 """Generation without server-side state."""
 
-import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, closing
 from typing import Final, TypeVar
 
@@ -13,12 +12,11 @@ from antiphon.v1.inference_pb2 import (
     GenerationCompleted,
     MultiplexGenerateRequest,
     MultiplexGenerateResponse,
-    OutputFinished,
     StreamGenerateResponse,
     ValidateConstraintRequest,
     ValidateConstraintResponse,
 )
-from antiphon.v1.types_pb2 import Delta, GenerationStarted
+from antiphon.v1.types_pb2 import Delta
 from google.protobuf.message import Message
 from grpc.aio import ServicerContext
 
@@ -27,14 +25,16 @@ from antiphon_engine.api.messages import Scope
 from antiphon_server.answer_size import MAX_ANSWER_BYTES, check_answer_size
 from antiphon_server.caller import caller_of, traceparent_of
 from antiphon_server.capabilities import unsupported_feature
-from antiphon_server.convert import to_prompt_parts
-from antiphon_server.generation import Event, Generation, GenerationSpec, Generator
+from antiphon_server.generation import Generation, GenerationSpec
 from antiphon_server.offload import Offload
-from antiphon_server.prompt import render_prompt
-from antiphon_server.served_model import ServedModel
-from antiphon_server.served_models import find_model
-from antiphon_server.validation import check_config, resolve_config, resolve_num_outputs
+from antiphon_server.open_streams import OpenStreams
+from antiphon_server.request_preparation import RequestPreparation, Terms
+from antiphon_server.services.multiplex import MultiplexedStream, MultiplexLimits
+from antiphon_server.services.multiplex_instructions import CallTerms, InstructionReader
+from antiphon_server.services.stream_events import stream_events
+from antiphon_server.trace_context import TraceContext
 
+RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
 
 _SIZE_HINT: Final = "use StreamGenerate, or ask for less"
@@ -42,23 +42,23 @@ _NANOS: Final = 1_000_000_000
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
-    """Generate and StreamGenerate. The other methods are not built and are refused as such."""
+    """Generate, StreamGenerate and MultiplexGenerate. What is not built is refused as such."""
 
     def __init__(
         self,
-        models: Mapping[str, ServedModel],
-        generators: Mapping[str, Generator],
+        preparation: RequestPreparation,
         *,
         offload: Offload,
+        open_streams: OpenStreams,
+        multiplex_limits: MultiplexLimits,
         clock_ns: Callable[[], int] = time.monotonic_ns,
-        random_source: random.Random | None = None,
     ) -> None:
-        """Models and generators are by the models' names; seeds come from `random_source`."""
-        self._models = models
-        self._generators = generators
+        """Sets what requests go through, and where streams stand that are told before they end."""
+        self._preparation = preparation
         self._offload = offload
+        self._open_streams = open_streams
+        self._multiplex_limits = multiplex_limits
         self._clock_ns = clock_ns
-        self._random = random_source or random.SystemRandom()
 
     async def Generate(
         self,
@@ -66,9 +66,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         context: ServicerContext[GenerateRequest, GenerateResponse],
     ) -> GenerateResponse:
         """Answers when all outputs are finished."""
-        spec, generator = await self._prepare(request, context)
-        with closing(generator.start(spec)) as generation:
-            _close_with(context, generation)
+        generation, spec = await self._start(request, context)
+        with closing(generation):
             return await _collect(generation, spec)
 
     async def StreamGenerate(
@@ -77,24 +76,34 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         context: ServicerContext[GenerateRequest, StreamGenerateResponse],
     ) -> AsyncGenerator[StreamGenerateResponse, None]:
         """Answers piece by piece."""
-        spec, generator = await self._prepare(request, context)
-        with closing(generator.start(spec)) as generation:
-            _close_with(context, generation)
-            async with aclosing(generation.events()) as events:
+        generation, spec = await self._start(request, context)
+        with closing(generation):
+            async with aclosing(stream_events(generation, spec)) as events:
                 async for event in events:
-                    yield _to_response(event)
-                    if isinstance(event, GenerationStarted) and spec.config.want_prompt_token_ids:
-                        for part in to_prompt_parts(spec.prompt_ids):
-                            yield StreamGenerateResponse(prompt_part=part)
+                    yield event
 
     async def MultiplexGenerate(
         self,
         request_iterator: AsyncIterator[MultiplexGenerateRequest],
         context: ServicerContext[MultiplexGenerateRequest, MultiplexGenerateResponse],
     ) -> AsyncGenerator[MultiplexGenerateResponse, None]:
-        """Is not built in this release."""
-        raise unsupported_feature("InferenceService.MultiplexGenerate", "MultiplexGenerate")
-        yield  # Makes it the kind of handler that the contract asks for.
+        """Runs many requests over one stream."""
+        terms = self._terms(context)
+        call = CallTerms(
+            tenant=terms.scope.tenant, trace=terms.trace, deadline_ns=terms.deadline_ns
+        )
+        stream = MultiplexedStream(
+            self._preparation,
+            InstructionReader(call, offload=self._offload, clock_ns=self._clock_ns),
+            limits=self._multiplex_limits,
+            clock_ns=self._clock_ns,
+        )
+        # Also where the handler is not told that its call has ended.
+        context.add_done_callback(lambda _: stream.close())  # type: ignore[arg-type]  # Odd stub.
+        with closing(stream), self._open_streams.hold(stream):
+            async with aclosing(stream.frames(request_iterator)) as frames:
+                async for frame in frames:
+                    yield frame
 
     async def ValidateConstraint(
         self,
@@ -104,40 +113,27 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         """Is not built in this release."""
         raise unsupported_feature("InferenceService.ValidateConstraint", "ValidateConstraint")
 
-    async def _prepare(
-        self, request: GenerateRequest, context: ServicerContext[GenerateRequest, ResponseT]
-    ) -> tuple[GenerationSpec, Generator]:
-        """Checks all of a request, cheap checks first, and turns it into what the engine needs."""
+    def _terms(self, context: ServicerContext[RequestT, ResponseT]) -> Terms:
         received_ns = self._clock_ns()
         remaining_s = context.time_remaining()
-        deadline_ns = None if remaining_s is None else received_ns + round(remaining_s * _NANOS)
-        model = find_model(self._models, request.model)
-        generator = self._generators[model.name]
-        check_config(request.config, model=model, path="config")
-        asked = request.num_outputs if request.HasField("num_outputs") else None
-        num_outputs = resolve_num_outputs(asked, model=model, path="num_outputs")
-        generator.admission.check(deadline_ns=deadline_ns)
-        rendered = await render_prompt(
-            request.prompt, model=model, offload=self._offload, path="prompt"
-        )
-        config = resolve_config(
-            request.config,
-            model=model,
-            prompt_tokens=len(rendered.token_ids),
-            num_outputs=num_outputs,
-            path="config",
-            draw_seed=lambda: self._random.getrandbits(64),
-        )
-        spec = GenerationSpec(
-            prompt_ids=rendered.token_ids,
-            config=config,
-            num_outputs=num_outputs,
+        return Terms(
             scope=Scope(tenant=caller_of(context).tenant),
             received_ns=received_ns,
-            deadline_ns=deadline_ns,
-            traceparent=traceparent_of(context),
+            deadline_ns=None if remaining_s is None else received_ns + round(remaining_s * _NANOS),
+            trace=TraceContext(traceparent=traceparent_of(context)),
         )
-        return spec, generator
+
+    async def _start(
+        self, request: GenerateRequest, context: ServicerContext[GenerateRequest, ResponseT]
+    ) -> tuple[Generation, GenerationSpec]:
+        """Checks all of a request, cheap checks first, and has it run."""
+        terms = self._terms(context)
+        checked = self._preparation.check(request, terms)
+        spec = await self._preparation.render(request, checked, terms)
+        generation = checked.generator.start(spec)
+        # Also where the handler is not told that its call has ended.
+        context.add_done_callback(lambda _: generation.close())  # type: ignore[arg-type]  # Odd stub.
+        return generation, spec
 
 
 async def _collect(generation: Generation, spec: GenerationSpec) -> GenerateResponse:
@@ -167,21 +163,6 @@ async def _collect(generation: Generation, spec: GenerationSpec) -> GenerateResp
             output.stop_match.CopyFrom(record.stop_match)
     check_answer_size(response, hint=_SIZE_HINT)
     return response
-
-
-def _close_with(context: ServicerContext[GenerateRequest, ResponseT], held: Generation) -> None:
-    """Lets go of a generation when its call ends, also where its handler is not told of that."""
-    context.add_done_callback(lambda _: held.close())  # type: ignore[arg-type]  # The stub is odd.
-
-
-def _to_response(event: Event) -> StreamGenerateResponse:
-    if isinstance(event, Delta):
-        return StreamGenerateResponse(delta=event)
-    if isinstance(event, GenerationStarted):
-        return StreamGenerateResponse(started=event)
-    if isinstance(event, OutputFinished):
-        return StreamGenerateResponse(output_finished=event)
-    return StreamGenerateResponse(completed=event)
 
 
 def _too_large(size_bytes: int) -> AntiphonError:

@@ -348,8 +348,6 @@ async def test_bytes_that_are_no_message_are_the_callers_fault(
     [
         ("InferenceService.ValidateConstraint", lambda s: s.stub.ValidateConstraint(
             inference_pb2.ValidateConstraintRequest())),
-        ("InferenceService.MultiplexGenerate", lambda s: s.stub.MultiplexGenerate(
-            iter([inference_pb2.MultiplexGenerateRequest()])).read()),
         ("SessionService.ForkSession", lambda s: s.session_stub.ForkSession(
             session_pb2.ForkSessionRequest())),
         ("SessionService.StreamTurnEvents", lambda s: s.session_stub.StreamTurnEvents(

@@ -1,0 +1,36 @@
+"""The events of a generation as the contract's messages."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from antiphon.v1.inference_pb2 import OutputFinished, StreamGenerateResponse
+from antiphon.v1.types_pb2 import Delta, GenerationStarted
+
+from antiphon_server.convert import to_prompt_parts
+from antiphon_server.generation import Event, Generation, GenerationSpec
+
+
+async def stream_events(
+    generation: Generation, spec: GenerationSpec
+) -> AsyncGenerator[StreamGenerateResponse, None]:
+    """Yields what a generation tells, as it happens; may be called once.
+
+    Raises:
+        AntiphonError: the request failed.
+    """
+    async with aclosing(generation.events()) as events:
+        async for event in events:
+            yield _to_response(event)
+            if isinstance(event, GenerationStarted) and spec.config.want_prompt_token_ids:
+                for part in to_prompt_parts(spec.prompt_ids):
+                    yield StreamGenerateResponse(prompt_part=part)
+
+
+def _to_response(event: Event) -> StreamGenerateResponse:
+    if isinstance(event, Delta):
+        return StreamGenerateResponse(delta=event)
+    if isinstance(event, GenerationStarted):
+        return StreamGenerateResponse(started=event)
+    if isinstance(event, OutputFinished):
+        return StreamGenerateResponse(output_finished=event)
+    return StreamGenerateResponse(completed=event)
