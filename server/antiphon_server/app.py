@@ -129,7 +129,8 @@ class Server:
         by_name = {model.name: model for model in models}
         assert len(by_name) == len(models) >= 1
         generators = {
-            name: Generator(model, offload=self._offload) for name, model in by_name.items()
+            name: Generator(model, offload=self._offload, tenancy=self._entrance.tenancy)
+            for name, model in by_name.items()
         }
         await self.open_store()
         assert self._store is not None
@@ -139,12 +140,12 @@ class Server:
             generators=generators,
             offload=self._offload,
             limits=SessionLimits(
-                max_sessions=self._config.sessions.max_sessions,
                 max_queued_turns=self._config.sessions.max_queued_turns,
                 idle_ttl_s=self._config.sessions.idle_ttl_s,
                 max_loaded=self._config.sessions.max_loaded,
             ),
             clock=Clock(),
+            tenancy=self._entrance.tenancy,
         )
         try:
             await self._registry.start()

@@ -106,6 +106,22 @@ class LimitsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QuotasConfig:
+    """What a tenant may use, where the tokens file says nothing else for it; 0: no limit."""
+
+    max_stored_bytes: int = 0
+    """What its sessions take up in the store; beyond it no turn and no session is taken in."""
+    max_queued_turns: int = 0
+    """Turns that wait behind another of their session, over all its sessions."""
+    max_concurrent_requests: int = 0
+    """Requests and turns that were let in and have not ended."""
+    requests_per_minute: int = 0
+    """Requests and turns let in; as many may come at once as in a minute."""
+    tokens_per_minute: int = 0
+    """Tokens of prompts and outputs; an output counts as long as it may become until it ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoggingConfig:
     """The server's own log, on standard error. What users say is never in it."""
 
@@ -124,5 +140,6 @@ class Config:
     store: StoreConfig = field(default_factory=StoreConfig)
     sessions: SessionsConfig = field(default_factory=SessionsConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    quotas: QuotasConfig = field(default_factory=QuotasConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -15,6 +15,8 @@ from antiphon.v1.types_pb2 import Delta, FinishReason, GenerationStarted, Timing
 from antiphon_engine.api import messages
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.handle import RequestNews, RequestStream
+from antiphon_server.access.quotas import Place
+from antiphon_server.access.tenancy import Tenancy, unlimited_tenancy
 from antiphon_server.admission import Admission, Ticket
 from antiphon_server.convert import pack_token_ids
 from antiphon_server.endurance import Endurance, EnduringStream, EngineReadiness
@@ -44,11 +46,14 @@ class GenerationSpec:
     config: ResolvedConfig
     num_outputs: int = 1
     scope: messages.Scope = field(default_factory=messages.Scope)
+    """Of the caller: its tenant by name, and what it chose itself."""
     received_ns: int
     deadline_ns: int | None = None
     """When the request fails with TIMEOUT unless it has ended."""
     traceparent: str = ""
     tracestate: str = ""
+    place: Place | None = None
+    """What a turn holds of its tenant's quotas; None: the request takes its own."""
     resumed: NewTokens = field(default_factory=NewTokens)
     """What was generated before of the one output, which goes on behind it; told as if new."""
     endurance: Endurance | None = None
@@ -64,8 +69,11 @@ class Generator:
         *,
         offload: Offload,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        tenancy: Tenancy | None = None,
     ) -> None:
+        """Sets what it works with; without a tenancy nobody has quotas."""
         self._model = model
+        self._tenancy = tenancy or unlimited_tenancy()
         self._offload = offload
         self._clock_ns = clock_ns
         self._readiness = EngineReadiness(model.engine)
@@ -79,16 +87,27 @@ class Generator:
         """Admits and submits a request; whoever gets its generation has to close that.
 
         Raises:
-            AntiphonError: ENGINE_DOWN, OVERLOADED or TIMEOUT; the engine has not seen it then.
-                INTERNAL where it outlived too many.
+            AntiphonError: ENGINE_DOWN, OVERLOADED, QUOTA_EXCEEDED or TIMEOUT; the engine has not
+                seen it then. INTERNAL where it outlived too many.
         """
-        ticket = self._admit(spec)
-        try:
+        with contextlib.ExitStack() as undo:
+            ticket = self._admit(spec)
+            undo.callback(ticket.release)
+            place = spec.place or self._tenancy.quotas.enter(spec.scope.tenant)
+            undo.callback(_leave, spec, place, 0)
+            place.reserve(
+                prompt_tokens=len(spec.prompt_ids),
+                output_tokens=spec.num_outputs * spec.config.stop.max_output_tokens,
+            )
             stream = self._submit(spec)
-        except BaseException:
-            ticket.release()
-            raise
-        run = _Run(stream=stream, ticket=ticket, offload=self._offload, clock_ns=self._clock_ns)
+            undo.pop_all()
+        run = _Run(
+            stream=stream,
+            ticket=ticket,
+            place=place,
+            offload=self._offload,
+            clock_ns=self._clock_ns,
+        )
         return Generation(spec, model=self._model, run=run)
 
     def _admit(self, spec: GenerationSpec) -> Ticket:
@@ -99,7 +118,8 @@ class Generator:
         return self.admission.admit(deadline_ns=spec.deadline_ns, outlives_engine=outlives_engine)
 
     def _submit(self, spec: GenerationSpec) -> RequestStream:
-        engine, request = self._model.engine, _to_request(spec)
+        scope = self._tenancy.scopes.engine_scope(spec.scope)
+        engine, request = self._model.engine, _to_request(spec, scope)
         if spec.endurance is None:
             return engine.submit(request)
         return EnduringStream(
@@ -113,6 +133,7 @@ class _Run:
 
     stream: RequestStream
     ticket: Ticket
+    place: Place
     offload: Offload
     clock_ns: Callable[[], int]
 
@@ -212,6 +233,7 @@ class Generation:
         for timer in self._timers:
             timer.cancel()
         self._run.ticket.release()
+        _leave(self._spec, self._run.place, self.usage.prompt_tokens + self.usage.output_tokens)
         self._run.stream.close()
         self._wait_at_most_until(asyncio.get_running_loop().time())
 
@@ -343,6 +365,13 @@ class Generation:
                 pass
 
 
+def _leave(spec: GenerationSpec, place: Place, used_tokens: int) -> None:
+    """Settles what was set aside, and gives a place back that is the request's own."""
+    place.settle(used_tokens)
+    if spec.place is None:
+        place.release()
+
+
 def _new_progress(record: OutputRecord, spec: GenerationSpec, model: ServedModel) -> OutputProgress:
     config = spec.config
     text = OutputText(
@@ -355,7 +384,7 @@ def _new_progress(record: OutputRecord, spec: GenerationSpec, model: ServedModel
     return OutputProgress(record, text=text, tokenizer=model.tokenizer, config=config)
 
 
-def _to_request(spec: GenerationSpec) -> messages.GenerationRequest:
+def _to_request(spec: GenerationSpec, scope: messages.Scope) -> messages.GenerationRequest:
     config = spec.config
     assert spec.num_outputs == 1 or not spec.resumed.token_ids
     request = messages.GenerationRequest(
@@ -364,7 +393,7 @@ def _to_request(spec: GenerationSpec) -> messages.GenerationRequest:
         stop=config.stop,
         num_outputs=spec.num_outputs,
         top_logprobs=config.top_logprobs,
-        scope=spec.scope,
+        scope=scope,
         priority=config.priority,
         traceparent=spec.traceparent,
         tracestate=spec.tracestate,

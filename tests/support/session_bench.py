@@ -20,6 +20,8 @@ from antiphon.v1.session_pb2 import (
 )
 from antiphon.v1.types_pb2 import GenerationConfig, Item, StopConditions
 
+from antiphon_server.access.quota_limits import QuotaLimits
+from antiphon_server.access.tenancy import tenancy_of
 from antiphon_server.generation import Generator
 from antiphon_server.offload import Offload
 from antiphon_server.served_model import ServedModel
@@ -125,6 +127,7 @@ class BenchSpec:
         default_factory=lambda: SessionLimits(max_queued_turns=3, sweep_interval_s=3600.0)
     )
     clock: FakeClock = field(default_factory=FakeClock)
+    quotas: QuotaLimits = field(default_factory=QuotaLimits)
     fake_renderer: bool = True
 
 
@@ -137,14 +140,16 @@ async def session_bench(spec: BenchSpec) -> AsyncIterator[SessionBench]:
         model = replace(model, renderer=FakeRenderer())
     offload = Offload(num_threads=2, max_pending=64)
     store = SqliteStore.open(spec.path, synchronous="normal", owner="test")
+    tenancy = tenancy_of(spec.quotas)
     registry = SessionRegistry(
         store=store,
         models={model.name: model},
-        generators={model.name: Generator(model, offload=offload)},
+        generators={model.name: Generator(model, offload=offload, tenancy=tenancy)},
         offload=offload,
         limits=spec.limits,
         clock=Clock(wall_ns=spec.clock.read),
         draws=Draws(draw_id=spec.clock.draw_id, draw_seed=lambda: 7),
+        tenancy=tenancy,
     )
     try:
         await registry.start()

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import dataclasses
+import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -12,7 +14,10 @@ import grpc
 from antiphon_server.access.authentication import Authenticate, CredentialCheck, let_anyone_in
 from antiphon_server.access.cache_scopes import CacheScopes, load_secret
 from antiphon_server.access.credentials import Credentials, TenantSettings, load_credentials
+from antiphon_server.access.quota_limits import QuotaLimits
+from antiphon_server.access.quotas import TenantQuotas
 from antiphon_server.access.reloading import ReloadedFiles, keep_reloading
+from antiphon_server.access.tenancy import Tenancy
 from antiphon_server.access.tls import (
     Certificates,
     TlsFiles,
@@ -41,14 +46,13 @@ class Entrance:
         self._reloading: asyncio.Task[None] | None = None
         secret = config.server.secret_file
         path = Path(secret or f"{config.store.path}.secret")
-        self.scopes: Final = CacheScopes(
-            load_secret(path, may_make=not secret), lambda: self.tenants
+        self._limits = QuotaLimits(
+            max_sessions=config.sessions.max_sessions, **dataclasses.asdict(config.quotas)
         )
-
-    @property
-    def tenants(self) -> Mapping[str, TenantSettings]:
-        """What is set for tenants now, by name."""
-        return self._credentials.value.tenants if self._credentials else {}
+        self.tenancy: Final = Tenancy(
+            scopes=CacheScopes(load_secret(path, may_make=not secret), self._tenants),
+            quotas=TenantQuotas(self._limits_of, clock_ns=time.monotonic_ns),
+        )
 
     def port_credentials(self) -> grpc.ServerCredentials | None:
         """Returns what encrypts a port; None: it is not encrypted. Each port has its own."""
@@ -80,6 +84,13 @@ class Entrance:
             reloading.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await reloading
+
+    def _tenants(self) -> Mapping[str, TenantSettings]:
+        return self._credentials.value.tenants if self._credentials else {}
+
+    def _limits_of(self, tenant: str) -> QuotaLimits:
+        settings = self._tenants().get(tenant)
+        return self._limits.overridden(settings.quotas) if settings else self._limits
 
 
 def _certificates(config: ServerConfig) -> ReloadedFiles[Certificates] | None:

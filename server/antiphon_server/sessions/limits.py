@@ -11,8 +11,6 @@ from dataclasses import dataclass
 class SessionLimits:
     """Bounds on sessions and their turns."""
 
-    max_sessions: int = 10_000
-    """The most sessions of a tenant."""
     max_queued_turns: int = 16
     """The most turns that wait in a session, beside the one that runs."""
     idle_ttl_s: float = 7 * 86400.0

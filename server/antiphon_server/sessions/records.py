@@ -125,7 +125,7 @@ class NewSession:
     fork: Fork | None = None
     receipt: Receipt | None
     max_sessions: int
-    """The most that its tenant may have."""
+    """The most that its tenant may have; 0: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from antiphon.v1.session_pb2 import CreateSessionRequest, Session, Turn, UpdateS
 from google.protobuf.duration_pb2 import Duration
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_server.access.tenancy import Tenancy, unlimited_tenancy
 from antiphon_server.answer_size import check_answer_size
 from antiphon_server.generation import Generator
 from antiphon_server.offload import Offload
@@ -60,6 +61,7 @@ class SessionRegistry:
         limits: SessionLimits,
         clock: Clock | None = None,
         draws: Draws | None = None,
+        tenancy: Tenancy | None = None,
     ) -> None:
         """Sets what all sessions share; whoever gives the store closes it, behind this.
 
@@ -71,6 +73,7 @@ class SessionRegistry:
             limits: How much they may hold.
             clock: The clocks; None: the system's.
             draws: Ids and seeds; None: the system's randomness.
+            tenancy: What keeps tenants apart; None: nobody has quotas.
         """
         self._surroundings: Final = Surroundings(
             store=store,
@@ -80,6 +83,7 @@ class SessionRegistry:
             limits=limits,
             clock=clock or Clock(),
             draws=draws or Draws(),
+            tenancy=tenancy or unlimited_tenancy(),
         )
         self._loaded: OrderedDict[SessionKey, LiveSession] = OrderedDict()
         self._loading: dict[SessionKey, asyncio.Task[LiveSession]] = {}
@@ -176,7 +180,7 @@ class SessionRegistry:
             row=row,
             first_turn=first_turn,
             receipt=self._receipt(tenant, request, answer),
-            max_sessions=self._surroundings.limits.max_sessions,
+            max_sessions=self._surroundings.tenancy.quotas.limits_of(tenant).max_sessions,
         )
         earlier = await self._changes.carry_out(self._keep(new))
         return earlier or answer

@@ -330,6 +330,8 @@ class LiveSession:
         turn.message.trace_id = request.trace_id
         turn.message.name = self.key.turn_name(turn.turn_id)
         turn.message.create_time.CopyFrom(to_timestamp(self._surroundings.clock.wall_ns()))
+        quotas = self._surroundings.tenancy.quotas
+        turn.place = quotas.enter(self.key.tenant, queued=self.active)
         self._queue.add(turn)
         return turn
 
@@ -346,7 +348,8 @@ class LiveSession:
         except AntiphonError:
             return Residency()
         try:
-            cached = await model.engine.match_prefix(Scope(tenant=self.key.tenant), log.tobytes())
+            scope = self._surroundings.tenancy.scopes.engine_scope(Scope(tenant=self.key.tenant))
+            cached = await model.engine.match_prefix(scope, log.tobytes())
         except AntiphonError:
             cached = 0
         return Residency(device_tokens=cached, context_tokens=len(log))

@@ -23,6 +23,7 @@ from antiphon_server.sessions.sqlite_rows import (
 from antiphon_server.sessions.sqlite_threads import store_unavailable
 from antiphon_server.sessions.sqlite_turn_writes import TurnWrites
 from antiphon_server.sessions.store import RECEIPT_LIFETIME_NS
+from antiphon_server.sessions.times import NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +179,11 @@ def _exists(connection: sqlite3.Connection, key: SessionKey) -> bool:
 
 
 def _check_quota(connection: sqlite3.Connection, new: NewSession) -> None:
-    (count,) = connection.execute(
-        "SELECT count(*) FROM sessions WHERE tenant = ? AND (expire_ns IS NULL OR expire_ns > ?)",
+    if new.max_sessions == 0:
+        return
+    (count, first_expire_ns) = connection.execute(
+        "SELECT count(*), min(expire_ns) FROM sessions"
+        " WHERE tenant = ? AND (expire_ns IS NULL OR expire_ns > ?)",
         (new.row.key.tenant, new.row.create_ns),
     ).fetchone()
     if count >= new.max_sessions:
@@ -188,7 +192,7 @@ def _check_quota(connection: sqlite3.Connection, new: NewSession) -> None:
             f"There are {count} sessions; the limit is {new.max_sessions}."
             " Delete some, or give them a shorter idle_ttl.",
             metadata={"quota": "max_sessions", "limit": str(new.max_sessions), "used": str(count)},
-            retry_delay_s=60.0,
+            retry_delay_s=first_expire_ns and (first_expire_ns - new.row.create_ns) / NS_PER_S,
         )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from antiphon_server.access.tenancy import Tenancy, unlimited_tenancy
 from antiphon_server.generation import Generator
 from antiphon_server.offload import Offload
 from antiphon_server.served_model import ServedModel
@@ -22,3 +23,4 @@ class Surroundings:
     limits: SessionLimits = field(default_factory=SessionLimits)
     clock: Clock = field(default_factory=Clock)
     draws: Draws = field(default_factory=Draws)
+    tenancy: Tenancy = field(default_factory=unlimited_tenancy)

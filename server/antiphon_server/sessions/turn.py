@@ -7,6 +7,7 @@ from antiphon.v1.session_pb2 import Session, Turn, TurnAccepted, TurnCompleted, 
 from antiphon.v1.types_pb2 import Delta, Failure, GenerationConfig, Output
 
 from antiphon_engine.api.errors import AntiphonError
+from antiphon_server.access.quotas import Place
 from antiphon_server.generation import Generation
 from antiphon_server.sessions.event_log import EventLog
 from antiphon_server.sessions.records import TurnOrder, TurnRow
@@ -38,6 +39,8 @@ class LiveTurn:
         """On the monotonic clock."""
         self.deadline_ns: int | None = None
         """On the monotonic clock."""
+        self.place: Place | None = None
+        """What it holds of its tenant's quotas, from its entry to its end."""
         self.cancel_asked = False
         self.discards = False
         """Whether a cancellation drops what was generated."""

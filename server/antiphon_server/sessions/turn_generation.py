@@ -75,6 +75,7 @@ async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings)
             received_ns=turn.received_ns,
             deadline_ns=turn.deadline_ns,
             traceparent=turn.request.traceparent,
+            place=turn.place,
         )
     )
     try:

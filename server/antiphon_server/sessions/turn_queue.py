@@ -89,6 +89,9 @@ class TurnQueue:
     def add(self, turn: LiveTurn) -> None:
         """Takes a turn in; its `accepted` tells when that is durable."""
         num_before = len(self._live)
+        if turn.place is None:  # It was let in before this server started.
+            quotas = self._surroundings.tenancy.quotas
+            turn.place = quotas.enter_again(self._ledger.row.key.tenant, queued=num_before > 0)
         self._live[turn.turn_id] = turn
         self._waiting.append(turn)
         self._spawn(self._accept(turn, num_before))
@@ -139,6 +142,8 @@ class TurnQueue:
     async def _work(self) -> None:
         while self._waiting:
             turn = self._waiting.popleft()
+            assert turn.place is not None
+            turn.place.start()
             self._attempt = asyncio.create_task(self._try(turn))
             await asyncio.wait({self._attempt})
             failure = self._failure_of(self._attempt, turn)
@@ -213,6 +218,8 @@ class TurnQueue:
             self._drop(turn, to_failure(turn_timeout(turn.message.name)))
 
     def _forget(self, turn: LiveTurn) -> None:
+        if turn.place is not None:
+            turn.place.release()
         if self._live.get(turn.turn_id) is not turn:
             return
         del self._live[turn.turn_id]

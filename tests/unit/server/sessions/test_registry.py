@@ -17,6 +17,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_server.access.quota_limits import QuotaLimits
 from antiphon_server.sessions.limits import SessionLimits
 from antiphon_server.sessions.listing import list_sessions
 from antiphon_server.sessions.records import SessionKey
@@ -233,13 +234,15 @@ async def test_another_tenants_session_is_not_found(bench: SessionBench):
 
 
 async def test_the_quota_of_sessions_holds(spec: BenchSpec):
-    spec.limits = SessionLimits(max_sessions=1)
+    spec.quotas = QuotaLimits(max_sessions=1)
     async with session_bench(spec) as bench:
         await bench.create()
         error = await refused(bench.registry.create("", CreateSessionRequest()))
         other = await bench.registry.create("other", CreateSessionRequest())
 
     assert error.reason is ErrorReason.QUOTA_EXCEEDED
+    # The one that is there goes after its idle time, and makes room.
+    assert error.retry_delay_s == 7 * 86400
     assert other.name
 
 
