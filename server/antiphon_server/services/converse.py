@@ -20,7 +20,7 @@ from antiphon.v1.types_pb2 import GoAway
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, FieldViolation, InvalidRequest
 from antiphon_server.capabilities import unsupported_feature
 from antiphon_server.sessions.attachment import Attachment
-from antiphon_server.sessions.event_log import EventReader
+from antiphon_server.sessions.event_log import EventReader, ReaderSpec
 from antiphon_server.sessions.names import check_frame_id, check_turn_id, parse_session_name
 from antiphon_server.sessions.records import SessionKey
 from antiphon_server.sessions.registry import SessionRegistry
@@ -117,9 +117,7 @@ class _Stream:
         self._told_go_away = False
         for turn in session.live_turns:
             attachment.own_turn_ids.add(turn.turn_id)
-            self._readers.append(
-                turn.log.open_reader(attachment.wake, frame_id=turn.request.frame_id)
-            )
+            self._readers.append(turn.log.open_reader(attachment.wake, ReaderSpec(drives=True)))
 
     def begin(self, requests: Requests) -> None:
         """Begins to handle frames."""
@@ -232,7 +230,8 @@ class _Stream:
             self._cancelled_on_disconnect[turn.turn_id] = turn.live
         # Turns that run don't count: to wait for one would hold up the frame that cancels it.
         await self._wait_for_room(lambda: sum(reader.turn_ended for reader in self._readers))
-        reader = turn.log.open_reader(self._attachment.wake, frame_id=request.frame_id)
+        spec = ReaderSpec(frame_id=request.frame_id, drives=True)
+        reader = turn.log.open_reader(self._attachment.wake, spec)
         self._readers.append(reader)
 
     def _check_repeated(self, turn_id: str) -> None:

@@ -38,6 +38,7 @@ from antiphon_server.answer_size import check_answer_size
 from antiphon_server.caller import caller_of, traceparent_of
 from antiphon_server.capabilities import unsupported_feature
 from antiphon_server.services.converse import Conversation
+from antiphon_server.sessions.event_log import ReaderSpec
 from antiphon_server.sessions.failures import is_cancelled, to_error
 from antiphon_server.sessions.listing import list_sessions, list_turns
 from antiphon_server.sessions.names import parse_session_name, parse_turn_name
@@ -115,7 +116,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         async with self._registry.use(key) as session:
             turn = await session.start_turn(asked)
             wake = asyncio.Event()
-            reader = turn.log.open_reader(wake)
+            reader = turn.log.open_reader(wake, ReaderSpec(frame_id="", drives=True))
             try:
                 while not reader.finished:
                     wake.clear()

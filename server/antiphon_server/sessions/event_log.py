@@ -2,31 +2,109 @@
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
 
-from antiphon.v1.session_pb2 import TurnEvent
-from antiphon.v1.types_pb2 import Delta
+from antiphon.v1.session_pb2 import TurnCursor, TurnEvent, TurnReset
+from antiphon.v1.types_pb2 import OUTPUT_CHANNEL_REASONING, Output
+
+from antiphon_server.sessions.delta_run import DeltaRun
 
 MAX_JOINED_BYTES: Final = 256 << 10
-MAX_UNJOINED: Final = 64
+MAX_BACKLOG_BYTES: Final = 1 << 20
+
+
+class Valve(Protocol):
+    """Where a turn's events come from; both calls are idempotent and never wait."""
+
+    def hold(self) -> None:
+        """Makes no more of them for now."""
+
+    def release(self) -> None:
+        """Goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A place in a turn that its reader has come to."""
+
+    sequence: int
+    """The last event's number; 0: none."""
+    num_characters: int
+    """Of the answer, without reasoning and tool calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderSpec:
+    """How a reader reads."""
+
+    frame_id: str | None = None
+    """What `accepted` tells as the frame that brought the turn; None: the one that did."""
+    cursor: TurnCursor | None = None
+    """Where the reader stands; None: nowhere yet."""
+    drives: bool = False
+    """Whether the turn waits for this reader once the log is full."""
+    acknowledges: bool = False
+    """Whether it has taken in only what it says it has, instead of all that was read."""
+
+
+FROM_START: Final = ReaderSpec()
+
+
+@dataclass(frozen=True, slots=True)
+class _Single:
+    """An event that stands for itself, or for a range that can't be taken apart any more."""
+
+    event: TurnEvent
+    num_bytes: int
+
+    @property
+    def first_sequence(self) -> int:
+        return self.event.first_sequence
+
+    @property
+    def last_sequence(self) -> int:
+        return self.event.sequence
+
+    def size_bytes(self, num_numbers: int) -> int:
+        return self.num_bytes if num_numbers else 0
 
 
 class EventLog:
-    """The events of one turn, from `accepted` to the terminal one.
+    """The events of one turn, from `accepted` to the terminal one. Used on one event loop.
 
-    Deltas are joined in place once there are many, so the log is as large as the output and no
-    larger; a reader that falls behind gets fewer and larger pieces. Used on one event loop.
+    1. Deltas are kept as text with the places where each ends, so a reader may begin behind any
+       number, and one that falls behind gets fewer and larger pieces.
+    2. What a driving reader has not taken in is bounded: past the bound the turn is held, and
+       released once half of it is left. Without such a reader the log grows to the whole output.
     """
 
-    def __init__(self, turn_id: str, epoch: int) -> None:
-        self._turn_id = turn_id
-        self._epoch = epoch
-        self._events: list[TurnEvent] = []
-        self._sizes_bytes: list[int] = []
-        self._join_at = MAX_UNJOINED
+    def __init__(
+        self,
+        turn_id: str,
+        epoch: int,
+        *,
+        max_backlog_bytes: int = MAX_BACKLOG_BYTES,
+        valve: Valve | None = None,
+    ) -> None:
+        self.turn_id: Final = turn_id
+        self.epoch: Final = epoch
+        self.last_sequence = 0
+        """The last event's number; 0: none."""
+        self.ended = False
+        """Whether the terminal event is in."""
+        self.on_settled: Callable[[], None] = lambda: None
+        """Called whenever all of a turn that has ended has been taken in."""
+        self._max_backlog_bytes = max_backlog_bytes
+        self._valve = valve
+        self._held = False
+        self._entries: list[_Single | DeltaRun] = []
+        self._firsts: list[int] = []  # The entries' first numbers.
+        self._bytes_before: list[int] = []  # What all entries before each take.
+        self._latest: TurnEvent | None = None
         self._readers: set[EventReader] = set()
-        self._ended = False
+        self._settled = 0
 
     @classmethod
     def restore(cls, turn_id: str, epoch: int, events: Sequence[TurnEvent]) -> "EventLog":
@@ -35,170 +113,245 @@ class EventLog:
         for event in events:
             event.turn_id = turn_id
             event.epoch = epoch
-        log._events = list(events)
-        log._sizes_bytes = [event.ByteSize() for event in events]
-        log._ended = True
+            log._add(_Single(event, event.ByteSize()))
+            log.last_sequence = event.sequence
+        log.ended = True
         return log
 
     @property
-    def turn_id(self) -> str:
-        """The turn's id."""
-        return self._turn_id
+    def size_bytes(self) -> int:
+        """What its events take."""
+        return self._bytes_through(self.last_sequence)
 
     @property
-    def last_sequence(self) -> int:
-        """The last event's number; 0: none."""
-        return self._events[-1].sequence if self._events else 0
+    def delivered(self) -> Delivered:
+        """The place up to which a driving reader was sent, or has acknowledged, what there is."""
+        return Delivered(self._settled, self.characters_at(self._settled))
 
     @property
-    def ended(self) -> bool:
-        """Whether the terminal event is in."""
-        return self._ended
+    def driven(self) -> bool:
+        """Whether a driving reader is there."""
+        return any(reader.drives for reader in self._readers)
 
     @property
-    def events(self) -> Iterable[TurnEvent]:
-        """All events, joined as they are now."""
-        return self._events
+    def settled(self) -> bool:
+        """Whether it has ended, and a driving reader has taken all of it in."""
+        return self.ended and self._settled == self.last_sequence
 
     def append(self, event: TurnEvent) -> None:
-        """Adds an event that has its kind set; the log fills in the rest."""
-        assert not self._ended, "nothing follows the terminal event"
+        """Takes over an event that has its kind set; the log fills in the rest."""
+        assert not self.ended, "nothing follows the terminal event"
         sequence = self.last_sequence + 1
-        event.turn_id = self._turn_id
-        event.epoch = self._epoch
+        event.turn_id = self.turn_id
+        event.epoch = self.epoch
         event.first_sequence = event.sequence = sequence
-        self._events.append(event)
-        self._sizes_bytes.append(event.ByteSize())
-        self._ended = event.WhichOneof("event") in ("completed", "failed")
-        if len(self._events) >= self._join_at:
-            self._join()
+        if event.HasField("delta"):
+            self._append_delta(event)
+        else:
+            self._add(_Single(event, event.ByteSize()))
+        self.last_sequence = sequence
+        self._latest = event
+        self.ended = event.WhichOneof("event") in ("completed", "failed")
         for reader in self._readers:
             reader.wake.set()
+        self.weigh()
 
-    def open_reader(self, wake: asyncio.Event, *, frame_id: str = "") -> "EventReader":
-        """Returns a reader that begins with the first event; close it.
+    def open_reader(self, wake: asyncio.Event, spec: ReaderSpec = FROM_START) -> "EventReader":
+        """Returns a reader; close it.
+
+        A cursor that can't be served gets `reset` and the turn from its start.
 
         Args:
             wake: Set when there is news.
-            frame_id: What `accepted` tells this reader as the frame that brought the turn.
+            spec: Where it stands, and how it reads.
         """
-        reader = EventReader(self, wake, frame_id)
+        cursor = spec.cursor
+        resets = cursor is not None and not self._can_serve(cursor)
+        sequence = cursor.sequence if cursor is not None and not resets else 0
+        reader = EventReader(self, wake, spec=spec, sequence=sequence, resets=resets)
         self._readers.add(reader)
-        if self._events:
+        if reader.has_news:
             wake.set()
+        self.weigh()
         return reader
 
     def close_reader(self, reader: "EventReader") -> None:
         """Forgets a reader."""
         self._readers.discard(reader)
+        self.weigh()
+
+    def weigh(self) -> None:
+        """Looks how far driving readers have come, and holds or releases the turn by it."""
+        places = [reader.settled for reader in self._readers if reader.drives]
+        backlog_bytes = 0
+        if places:
+            self._settled = max(places)
+            if self._settled < self.last_sequence:
+                backlog_bytes = self.size_bytes - self._bytes_through(self._settled)
+        if self.settled:
+            self.on_settled()
+        if not self._held and backlog_bytes > self._max_backlog_bytes:
+            self._held = True
+            if self._valve is not None:
+                self._valve.hold()
+        elif self._held and backlog_bytes <= self._max_backlog_bytes // 2:
+            self._held = False
+            if self._valve is not None:
+                self._valve.release()
 
     def after(self, sequence: int) -> TurnEvent | None:
-        """Returns what follows a number: one event, or deltas joined; None: nothing yet.
-
-        The number is 0, or one that a reader of this log stands at.
-        """
-        index = bisect_right(self._events, sequence, key=lambda event: event.sequence)
-        if index == len(self._events):
+        """Returns what follows a number: one event, or deltas joined; None: nothing yet."""
+        if sequence == self.last_sequence:
             return None
-        end = index + 1
-        size_bytes = self._sizes_bytes[index]
-        while end < len(self._events) and _joinable(self._events[index], self._events[end]):
-            size_bytes += self._sizes_bytes[end]
-            if size_bytes > MAX_JOINED_BYTES:
-                break
-            end += 1
-        return _joined(self._events[index:end])
+        if self._latest is not None and sequence == self.last_sequence - 1:
+            return self._latest
+        index = bisect_right(self._firsts, sequence + 1) - 1
+        entry = self._entries[index]
+        if isinstance(entry, _Single):
+            return entry.event
+        delta, last = entry.join(sequence, MAX_JOINED_BYTES)
+        return TurnEvent(
+            turn_id=self.turn_id,
+            first_sequence=sequence + 1,
+            sequence=last,
+            epoch=self.epoch,
+            delta=delta,
+        )
 
-    def _join(self) -> None:
-        """Joins neighbouring deltas, but for places where a reader stands."""
-        places = {reader.sequence for reader in self._readers}
-        runs: list[list[TurnEvent]] = []
-        sizes_bytes: list[int] = []
-        for event, size_bytes in zip(self._events, self._sizes_bytes, strict=True):
-            last = runs[-1][-1] if runs else None
-            joins = last and last.sequence not in places and _joinable(last, event)
-            if joins and sizes_bytes[-1] + size_bytes <= MAX_JOINED_BYTES:
-                runs[-1].append(event)
-                sizes_bytes[-1] += size_bytes
-            else:
-                runs.append([event])
-                sizes_bytes.append(size_bytes)
-        self._events = [_joined(run) for run in runs]
-        self._sizes_bytes = sizes_bytes
-        self._join_at = 2 * len(self._events) + MAX_UNJOINED
+    def characters_at(self, sequence: int) -> int:
+        """Returns how many characters of the answer there are up to and with a number."""
+        num_characters = 0
+        for entry in self._entries:
+            if entry.first_sequence > sequence:
+                break
+            if isinstance(entry, DeltaRun) and entry.is_content:
+                num_characters += len(entry.text_through(min(sequence, entry.last_sequence)))
+        return num_characters
+
+    def output(self) -> Output:
+        """Returns what the events so far amount to, without why it ended."""
+        output = Output()
+        texts: dict[bool, list[str]] = {False: [], True: []}
+        for entry in self._entries:
+            if isinstance(entry, DeltaRun):
+                delta, _ = entry.join(entry.first_sequence - 1, self.size_bytes)
+                texts[delta.channel == OUTPUT_CHANNEL_REASONING].append(delta.text)
+                output.token_ids.extend(delta.token_ids)
+                output.logprobs.extend(delta.logprobs)
+            elif entry.event.HasField("tool_call"):
+                output.tool_calls.append(entry.event.tool_call)
+        output.text = "".join(texts[False])
+        output.reasoning = "".join(texts[True])
+        return output
+
+    def _append_delta(self, event: TurnEvent) -> None:
+        run = self._entries[-1] if self._entries else None
+        if not isinstance(run, DeltaRun) or not run.continues_with(event.delta):
+            run = DeltaRun(event.sequence, event.delta)
+            self._add(run)
+        run.append(event.delta)
+
+    def _add(self, entry: _Single | DeltaRun) -> None:
+        self._bytes_before.append(self.size_bytes)
+        self._firsts.append(entry.first_sequence)
+        self._entries.append(entry)
+
+    def _bytes_through(self, sequence: int) -> int:
+        """Returns what the events up to and with a number take."""
+        if not sequence:
+            return 0
+        index = bisect_right(self._firsts, sequence) - 1
+        entry = self._entries[index]
+        num_numbers = sequence + 1 - entry.first_sequence
+        return self._bytes_before[index] + entry.size_bytes(num_numbers)
+
+    def _can_serve(self, cursor: TurnCursor) -> bool:
+        """Whether what follows a cursor is known exactly."""
+        if not cursor.sequence:
+            return True
+        if cursor.epoch != self.epoch or cursor.sequence > self.last_sequence:
+            return False
+        entry = self._entries[bisect_right(self._firsts, cursor.sequence) - 1]
+        return isinstance(entry, DeltaRun) or entry.last_sequence == cursor.sequence
 
 
 class EventReader:
     """One reader's place in a turn's events."""
 
-    def __init__(self, log: EventLog, wake: asyncio.Event, frame_id: str) -> None:
-        self.wake = wake
-        self.sequence = 0
+    def __init__(
+        self,
+        log: EventLog,
+        wake: asyncio.Event,
+        *,
+        spec: ReaderSpec,
+        sequence: int,
+        resets: bool,
+    ) -> None:
+        self.wake: Final = wake
+        self.log: Final = log
+        self.drives: Final = spec.drives
+        self.sequence = sequence
         """The last number that was read."""
-        self._log = log
-        self._frame_id = frame_id
+        self._acknowledged = sequence
+        self._acknowledges = spec.acknowledges
+        self._frame_id = spec.frame_id
+        self._resets = resets
 
     @property
     def turn_id(self) -> str:
         """The turn's id."""
-        return self._log.turn_id
+        return self.log.turn_id
 
     @property
     def turn_ended(self) -> bool:
         """Whether all that is left to read is there."""
-        return self._log.ended
+        return self.log.ended
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `read` returns something."""
+        return self._resets or self.sequence < self.log.last_sequence
 
     @property
     def finished(self) -> bool:
         """Whether the terminal event has been read."""
-        return self._log.ended and self.sequence == self._log.last_sequence
+        return self.log.ended and not self.has_news
+
+    @property
+    def settled(self) -> int:
+        """The last number that was taken in."""
+        return self._acknowledged if self._acknowledges else self.sequence
 
     def read(self) -> TurnEvent | None:
         """Returns the next event, deltas joined as far as they have come; None: not yet."""
-        event = self._log.after(self.sequence)
+        if self._resets:
+            self._resets = False
+            return TurnEvent(turn_id=self.turn_id, epoch=self.log.epoch, reset=TurnReset())
+        event = self.log.after(self.sequence)
         if event is None:
             return None
         self.sequence = event.sequence
-        if event.HasField("accepted") and event.accepted.frame_id != self._frame_id:
+        if self.drives:
+            self.log.weigh()
+        frame_id = self._frame_id
+        if event.HasField("accepted") and frame_id not in (None, event.accepted.frame_id):
             told = TurnEvent()
             told.CopyFrom(event)
-            told.accepted.frame_id = self._frame_id
+            told.accepted.frame_id = frame_id or ""
             return told
         return event
 
+    def acknowledge(self, sequence: int) -> None:
+        """Says that all up to a number, which was read, was taken in; never goes back."""
+        assert sequence <= self.sequence
+        self._acknowledged = max(self._acknowledged, sequence)
+        self.log.weigh()
+
+    def stop_acknowledging(self) -> None:
+        """Counts all that is read as taken in from now on."""
+        self._acknowledges = False
+        self.log.weigh()
+
     def close(self) -> None:
         """Lets go of the log."""
-        self._log.close_reader(self)
-
-
-def _joinable(left: TurnEvent, right: TurnEvent) -> bool:
-    """Whether both are pieces of the same text."""
-    return left.HasField("delta") and right.HasField("delta") and _part(left) == _part(right)
-
-
-def _part(event: TurnEvent) -> tuple[int, int, str]:
-    return event.delta.output_index, event.delta.channel, event.delta.call_id
-
-
-def _joined(run: list[TurnEvent]) -> TurnEvent:
-    """Returns one event for neighbouring deltas of one part; a single event as it is."""
-    first = run[0]
-    if len(run) == 1:
-        return first
-    delta = Delta(
-        output_index=first.delta.output_index,
-        channel=first.delta.channel,
-        call_id=first.delta.call_id,
-        tool_name=first.delta.tool_name,
-        text="".join(event.delta.text for event in run),
-    )
-    for event in run:
-        delta.token_ids.extend(event.delta.token_ids)
-        delta.logprobs.extend(event.delta.logprobs)
-    return TurnEvent(
-        turn_id=first.turn_id,
-        first_sequence=first.first_sequence,
-        sequence=run[-1].sequence,
-        epoch=first.epoch,
-        delta=delta,
-    )
+        self.log.close_reader(self)

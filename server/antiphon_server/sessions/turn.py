@@ -4,7 +4,7 @@ import asyncio
 from typing import Final
 
 from antiphon.v1.session_pb2 import Session, Turn, TurnAccepted, TurnCompleted, TurnEvent
-from antiphon.v1.types_pb2 import Delta, Failure, GenerationConfig, Output
+from antiphon.v1.types_pb2 import Failure, GenerationConfig
 
 from antiphon_engine.api.errors import AntiphonError
 from antiphon_server.access.quotas import Place
@@ -67,7 +67,7 @@ class LiveTurn:
         turn.CopyFrom(self.message)
         turn.last_sequence = self.log.last_sequence
         if self.request.generates and self.log.last_sequence > 1:
-            turn.output.CopyFrom(join_output(self.log))
+            turn.output.CopyFrom(self.log.output())
         return turn
 
     def accept(self, num_before: int) -> None:
@@ -103,13 +103,3 @@ class LiveTurn:
         """Adds the terminal event of a turn that has none."""
         self.log.append(TurnEvent(failed=failure))
         self.ended.set()
-
-
-def join_output(log: EventLog) -> Output:
-    """Returns what the deltas of a log amount to."""
-    pieces: list[Delta] = [event.delta for event in log.events if event.HasField("delta")]
-    output = Output(text="".join(piece.text for piece in pieces))
-    for piece in pieces:
-        output.token_ids.extend(piece.token_ids)
-        output.logprobs.extend(piece.logprobs)
-    return output

@@ -20,7 +20,7 @@ from antiphon_server.sessions.failures import turn_timeout
 from antiphon_server.sessions.history import History, Prepared, nothing_to_answer
 from antiphon_server.sessions.records import SessionKey, TurnTokens
 from antiphon_server.sessions.surroundings import Surroundings
-from antiphon_server.sessions.turn import LiveTurn, join_output
+from antiphon_server.sessions.turn import LiveTurn
 from antiphon_server.validation import ResolvedConfig, resolve_config
 
 
@@ -126,7 +126,7 @@ async def _tell(
 
 def _outcome(turn: LiveTurn, generation: Generation, tokens: TurnTokens) -> Outcome:
     (record,) = generation.outputs
-    output = join_output(turn.log)
+    output = turn.log.output()
     output.finish_reason = record.finish_reason
     if record.stop_match is not None:
         output.stop_match.CopyFrom(record.stop_match)

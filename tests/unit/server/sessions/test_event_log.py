@@ -1,13 +1,13 @@
 import asyncio
 
 import pytest
-from antiphon.v1.session_pb2 import TurnAccepted, TurnCompleted, TurnEvent
+from antiphon.v1.session_pb2 import TurnAccepted, TurnCompleted, TurnCursor, TurnEvent
 from antiphon.v1.types_pb2 import Delta, GenerationStarted
 from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon_server.sessions import event_log
-from antiphon_server.sessions.event_log import EventLog, EventReader
+from antiphon_server.sessions.event_log import EventLog, EventReader, ReaderSpec
 
 
 def delta(text: str) -> TurnEvent:
@@ -54,9 +54,12 @@ def test_a_reader_that_falls_behind_gets_deltas_joined():
 def test_accepted_names_the_frame_of_the_reader():
     log = begun()
 
-    told = [log.open_reader(asyncio.Event(), frame_id=name).read() for name in ("f", "g", "")]
+    told = [
+        log.open_reader(asyncio.Event(), ReaderSpec(frame_id=name)).read()
+        for name in ("f", "g", "", None)
+    ]
 
-    assert [event.accepted.frame_id for event in told if event] == ["f", "g", ""]
+    assert [event.accepted.frame_id for event in told if event] == ["f", "g", "", "f"]
     assert all(event and event.accepted.num_before == 1 for event in told)
 
 
@@ -81,9 +84,45 @@ def test_a_long_answer_keeps_few_events_though_nobody_reads():
     for _ in range(20_000):
         log.append(delta("word "))
 
-    assert len(list(log.events)) <= 2 * event_log.MAX_UNJOINED + 2
-    reader = log.open_reader(asyncio.Event())
-    assert "".join(e.delta.text for e in read_all(reader)) == "word " * 20_000
+    told = read_all(log.open_reader(asyncio.Event()))
+    assert len(told) <= 6
+    assert "".join(e.delta.text for e in told) == "word " * 20_000
+
+
+def replayed() -> EventLog:
+    """A log whose output came in two pieces that stand for three numbers each."""
+    events = [
+        TurnEvent(first_sequence=1, sequence=1, accepted=TurnAccepted()),
+        TurnEvent(first_sequence=2, sequence=4, delta=Delta(text="one ")),
+        TurnEvent(first_sequence=5, sequence=7, delta=Delta(text="two")),
+        TurnEvent(first_sequence=8, sequence=8, completed=TurnCompleted()),
+    ]
+    return EventLog.restore("t", 3, events)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "sequence", "kinds"),
+    [
+        (3, 0, ["accepted", "delta", "delta", "completed"]),
+        (0, 0, ["accepted", "delta", "delta", "completed"]),
+        (3, 1, ["delta", "delta", "completed"]),
+        (3, 4, ["delta", "completed"]),
+        (3, 7, ["completed"]),
+        (3, 8, []),
+        (3, 5, ["reset", "accepted", "delta", "delta", "completed"]),
+        (3, 9, ["reset", "accepted", "delta", "delta", "completed"]),
+        (2, 1, ["reset", "accepted", "delta", "delta", "completed"]),
+    ],
+)
+def test_a_cursor_gets_what_follows_or_is_reset(epoch: int, sequence: int, kinds: list[str]):
+    cursor = TurnCursor(turn_id="t", epoch=epoch, sequence=sequence)
+
+    reader = replayed().open_reader(asyncio.Event(), ReaderSpec(cursor=cursor))
+    events = read_all(reader)
+
+    assert [event.WhichOneof("event") for event in events] == kinds
+    assert all((event.turn_id, event.epoch) == ("t", 3) for event in events)
+    assert reader.finished
 
 
 def test_events_are_not_joined_over_a_place_where_a_reader_stands():

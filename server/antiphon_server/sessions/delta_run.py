@@ -1,0 +1,89 @@
+"""Neighbouring deltas of one part: one text, which stays cut at each of their numbers."""
+
+from array import array
+from bisect import bisect_right
+from typing import Final
+
+from antiphon.v1.types_pb2 import OUTPUT_CHANNEL_CONTENT, Delta
+
+_NUMBER_BYTES: Final = 2 * array("I").itemsize
+"""What a number takes beside its text and tokens."""
+
+
+class DeltaRun:
+    """Deltas that follow each other and belong to one output, channel and call.
+
+    Their texts lie end to end, and so do their tokens as they stand on the wire; two arrays say
+    where each ends. So a run takes little more than what it says, and a reader may begin anywhere.
+    """
+
+    def __init__(self, first_sequence: int, delta: Delta) -> None:
+        """Makes a run of no deltas, for a first one; append that."""
+        self.first_sequence: Final = first_sequence
+        self._part = _part(delta)
+        self._tool_name = delta.tool_name
+        self._text = bytearray()
+        self._tokens = bytearray()
+        self._text_ends = array("I")
+        self._tokens_ends = array("I")
+
+    @property
+    def last_sequence(self) -> int:
+        """The last delta's number."""
+        return self.first_sequence + len(self._text_ends) - 1
+
+    @property
+    def is_content(self) -> bool:
+        """Whether it is text of the answer."""
+        return self._part[1] == OUTPUT_CHANNEL_CONTENT
+
+    def continues_with(self, delta: Delta) -> bool:
+        """Whether a delta may be appended."""
+        return not delta.tool_name and self._part == _part(delta)
+
+    def append(self, delta: Delta) -> None:
+        """Adds a delta that continues the run."""
+        self._text += delta.text.encode()
+        if delta.token_ids or delta.logprobs:
+            kept = Delta(token_ids=delta.token_ids, logprobs=delta.logprobs)
+            # Lists of messages that follow each other read as one message with all of them.
+            self._tokens += kept.SerializeToString()
+        self._text_ends.append(len(self._text))
+        self._tokens_ends.append(len(self._tokens))
+
+    def size_bytes(self, num_deltas: int) -> int:
+        """Returns what the first so many deltas take."""
+        if not num_deltas:
+            return 0
+        last = num_deltas - 1
+        return self._text_ends[last] + self._tokens_ends[last] + num_deltas * _NUMBER_BYTES
+
+    def text_through(self, sequence: int) -> str:
+        """Returns the text up to and with a number."""
+        return self._text[: self._text_ends[sequence - self.first_sequence]].decode()
+
+    def join(self, after: int, max_bytes: int) -> tuple[Delta, int]:
+        """Returns what follows a number as one delta, and the last number in it.
+
+        Args:
+            after: A number of the run, or the one before it.
+            max_bytes: What is not passed unless a single delta does.
+        """
+        start = after + 1 - self.first_sequence
+        begun_bytes = self.size_bytes(start)
+        counts = range(1, len(self._text_ends) + 1)
+        fits = bisect_right(counts, begun_bytes + max_bytes, lo=start, key=self.size_bytes)
+        end = max(start + 1, fits)
+        text_start, tokens_start = (
+            (self._text_ends[start - 1], self._tokens_ends[start - 1]) if start else (0, 0)
+        )
+        delta = Delta.FromString(self._tokens[tokens_start : self._tokens_ends[end - 1]])
+        delta.output_index, delta.channel, delta.call_id = self._part
+        delta.text = self._text[text_start : self._text_ends[end - 1]].decode()
+        if not start:
+            delta.tool_name = self._tool_name
+        return delta, self.first_sequence + end - 1
+
+
+def _part(delta: Delta) -> tuple[int, int, str]:
+    return delta.output_index, delta.channel, delta.call_id
