@@ -3,9 +3,8 @@
 import asyncio
 import contextlib
 import time
-from array import array
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -18,14 +17,13 @@ from antiphon_engine.api.handle import RequestNews, RequestStream
 from antiphon_server.access.quotas import Place
 from antiphon_server.access.tenancy import Tenancy, unlimited_tenancy
 from antiphon_server.admission import Admission, Ticket
-from antiphon_server.convert import pack_token_ids
-from antiphon_server.endurance import Endurance, EnduringStream, EngineReadiness
+from antiphon_server.endurance import EnduringStream, EngineReadiness
 from antiphon_server.generation_output import NewTokens, OutputProgress, OutputRecord
+from antiphon_server.generation_spec import GenerationSpec, to_request
 from antiphon_server.offload import Offload
 from antiphon_server.request_facts import RequestFacts
 from antiphon_server.served_model import ServedModel
 from antiphon_server.text.output_text import OutputText
-from antiphon_server.validation import ResolvedConfig
 
 Event = GenerationStarted | Delta | OutputFinished | GenerationCompleted
 
@@ -36,28 +34,6 @@ _BURST_ENTRIES: Final = 512
 _PROMPT_TAIL_TOKENS: Final = 64
 """As much of the prompt as can decide how the output's first characters decode."""
 _NANOS: Final = 1_000_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationSpec:
-    """What to generate. Instants are on the generator's clock."""
-
-    prompt_ids: Sequence[int]
-    config: ResolvedConfig
-    num_outputs: int = 1
-    scope: messages.Scope = field(default_factory=messages.Scope)
-    """Of the caller: its tenant by name, and what it chose itself."""
-    received_ns: int
-    deadline_ns: int | None = None
-    """When the request fails with TIMEOUT unless it has ended."""
-    traceparent: str = ""
-    tracestate: str = ""
-    place: Place | None = None
-    """What a turn holds of its tenant's quotas; None: the request takes its own."""
-    resumed: NewTokens = field(default_factory=NewTokens)
-    """What was generated before of the one output, which goes on behind it; told as if new."""
-    endurance: Endurance | None = None
-    """None: it fails when its engine does."""
 
 
 class Generator:
@@ -119,7 +95,7 @@ class Generator:
 
     def _submit(self, spec: GenerationSpec) -> RequestStream:
         scope = self._tenancy.scopes.engine_scope(spec.scope)
-        engine, request = self._model.engine, _to_request(spec, scope)
+        engine, request = self._model.engine, to_request(spec, scope)
         if spec.endurance is None:
             return engine.submit(request)
         return EnduringStream(
@@ -382,20 +358,3 @@ def _new_progress(record: OutputRecord, spec: GenerationSpec, model: ServedModel
         show_special_tokens=config.show_special_tokens,
     )
     return OutputProgress(record, text=text, tokenizer=model.tokenizer, config=config)
-
-
-def _to_request(spec: GenerationSpec, scope: messages.Scope) -> messages.GenerationRequest:
-    config = spec.config
-    assert spec.num_outputs == 1 or not spec.resumed.token_ids
-    request = messages.GenerationRequest(
-        prompt=pack_token_ids(spec.prompt_ids),
-        sampling=config.sampling,
-        stop=config.stop,
-        num_outputs=spec.num_outputs,
-        top_logprobs=config.top_logprobs,
-        scope=scope,
-        priority=config.priority,
-        traceparent=spec.traceparent,
-        tracestate=spec.tracestate,
-    )
-    return request.resumed_behind(array("i", spec.resumed.token_ids))

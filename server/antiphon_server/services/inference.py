@@ -25,7 +25,8 @@ from antiphon_engine.api.messages import Scope
 from antiphon_server.answer_size import MAX_ANSWER_BYTES, check_answer_size
 from antiphon_server.caller import caller_of, traceparent_of
 from antiphon_server.capabilities import unsupported_feature
-from antiphon_server.generation import Generation, GenerationSpec
+from antiphon_server.generation import Generation
+from antiphon_server.generation_spec import GenerationSpec
 from antiphon_server.offload import Offload
 from antiphon_server.open_streams import OpenStreams
 from antiphon_server.request_preparation import RequestPreparation, Terms

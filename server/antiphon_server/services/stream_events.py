@@ -7,7 +7,8 @@ from antiphon.v1.inference_pb2 import OutputFinished, StreamGenerateResponse
 from antiphon.v1.types_pb2 import Delta, GenerationStarted
 
 from antiphon_server.convert import to_prompt_parts
-from antiphon_server.generation import Event, Generation, GenerationSpec
+from antiphon_server.generation import Event, Generation
+from antiphon_server.generation_spec import GenerationSpec
 
 
 async def stream_events(

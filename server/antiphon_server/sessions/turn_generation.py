@@ -14,7 +14,8 @@ from antiphon.v1.types_pb2 import (
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.messages import Scope
 from antiphon_server.convert import to_prompt_parts
-from antiphon_server.generation import Generation, GenerationSpec
+from antiphon_server.generation import Generation
+from antiphon_server.generation_spec import GenerationSpec
 from antiphon_server.served_models import find_model
 from antiphon_server.sessions.failures import turn_timeout
 from antiphon_server.sessions.history import History, Prepared, nothing_to_answer

@@ -1,0 +1,52 @@
+"""What a generation is asked for, and how the engine is told."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from antiphon_engine.api import messages
+from antiphon_server.access.quotas import Place
+from antiphon_server.convert import pack_token_ids
+from antiphon_server.endurance import Endurance
+from antiphon_server.generation_output import NewTokens
+from antiphon_server.validation import ResolvedConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSpec:
+    """What to generate. Instants are on the generator's clock."""
+
+    prompt_ids: Sequence[int]
+    config: ResolvedConfig
+    num_outputs: int = 1
+    scope: messages.Scope = field(default_factory=messages.Scope)
+    """Of the caller: its tenant by name, and what it chose itself."""
+    received_ns: int
+    deadline_ns: int | None = None
+    """When the request fails with TIMEOUT unless it has ended."""
+    traceparent: str = ""
+    tracestate: str = ""
+    place: Place | None = None
+    """What a turn holds of its tenant's quotas; None: the request takes its own."""
+    resumed: NewTokens = field(default_factory=NewTokens)
+    """What was generated before of the one output, which goes on behind it; told as if new."""
+    endurance: Endurance | None = None
+    """None: it fails when its engine does."""
+
+
+def to_request(spec: GenerationSpec, scope: messages.Scope) -> messages.GenerationRequest:
+    """Returns the engine's request, in a scope of the engine's."""
+    config = spec.config
+    assert spec.num_outputs == 1 or not spec.resumed.token_ids
+    request = messages.GenerationRequest(
+        prompt=pack_token_ids(spec.prompt_ids),
+        sampling=config.sampling,
+        stop=config.stop,
+        num_outputs=spec.num_outputs,
+        top_logprobs=config.top_logprobs,
+        scope=scope,
+        priority=config.priority,
+        traceparent=spec.traceparent,
+        tracestate=spec.tracestate,
+    )
+    return request.resumed_behind(array("i", spec.resumed.token_ids))
