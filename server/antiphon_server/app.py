@@ -143,6 +143,8 @@ class Server:
                 max_queued_turns=self._config.sessions.max_queued_turns,
                 idle_ttl_s=self._config.sessions.idle_ttl_s,
                 max_loaded=self._config.sessions.max_loaded,
+                recovery_wait_s=self._config.sessions.recovery_wait_s,
+                max_attempts=self._config.sessions.max_attempts,
             ),
             clock=Clock(),
             tenancy=self._entrance.tenancy,

@@ -83,6 +83,10 @@ class SessionsConfig:
     """The most turns that wait in a session, beside the one that runs."""
     max_loaded: int = 1024
     """The most idle sessions kept in memory; others are read again when they are needed."""
+    recovery_wait_s: float = 60.0
+    """How long turns wait for the engine to be there again before they fail."""
+    max_attempts: int = 5
+    """A turn fails once the server or its engine has ended so often before the turn got on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,6 +45,8 @@ RULES: Final[Mapping[str, Range | Choice]] = {
     "sessions.max_sessions": _COUNT,
     "sessions.max_queued_turns": Range(1, 1024),
     "sessions.max_loaded": _COUNT,
+    "sessions.recovery_wait_s": Range(0, 86400),
+    "sessions.max_attempts": _COUNT,
     "limits.max_outputs": Range(1, 128),
     "limits.max_queued_requests": _COUNT,
     "limits.max_multiplexed_requests": Range(1, 65_536),

@@ -23,6 +23,10 @@ class SessionLimits:
     """How long an expired session is told from one that never was."""
     end_wait_s: float = 30.0
     """How long a cancelled turn may take to end before it is cut off."""
+    recovery_wait_s: float = 60.0
+    """How long a turn waits for an engine where there is none."""
+    max_attempts: int = 5
+    """How often in a row the server or its engine may end before a turn gets on."""
 
 
 def _new_id() -> str:

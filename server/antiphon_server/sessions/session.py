@@ -322,6 +322,9 @@ class LiveSession:
             self._queue.check_answerable(request)
             defaults = without_defaults(session.defaults, request.cleared_defaults)
             turn.config = merge_config(defaults, request.config)
+            if not turn.config.sampling.HasField("seed"):
+                # Drawn here, so that a turn that is run again says the same.
+                turn.config.sampling.seed = self._surroundings.draws.draw_seed()
             check_config(turn.config, model=model, path=f"{request.path}.config")
         turn.instructions = session.instructions
         turn.received_ns = self._surroundings.clock.monotonic_ns()

@@ -14,6 +14,7 @@ from antiphon.v1.types_pb2 import (
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.messages import Scope
 from antiphon_server.convert import to_prompt_parts
+from antiphon_server.endurance import Attempts, Endurance
 from antiphon_server.generation import Generation
 from antiphon_server.generation_spec import GenerationSpec
 from antiphon_server.served_models import find_model
@@ -77,6 +78,10 @@ async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings)
             deadline_ns=turn.deadline_ns,
             traceparent=turn.request.traceparent,
             place=turn.place,
+            endurance=Endurance(
+                attempts=Attempts(most=surroundings.limits.max_attempts),
+                wait_s=surroundings.limits.recovery_wait_s,
+            ),
         )
     )
     try:

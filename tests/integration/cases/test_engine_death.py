@@ -1,9 +1,9 @@
-"""An engine process that is killed: what runs fails as such, and everything else goes on."""
+"""An engine process that is killed: calls without a session fail, and everything else goes on."""
 
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 
 import grpc
@@ -36,7 +36,7 @@ from antiphon.v1.types_pb2 import (
 from grpc_health.v1 import health_pb2
 
 from antiphon_engine.api.link import EngineLink
-from support.answers import ask_in_session
+from support.answers import ask_in_session, fold_turn
 from support.canary import Canary
 from support.real_server import real_server
 from support.server import RunningServer, details_of
@@ -136,16 +136,6 @@ async def read_all(call: grpc.aio.UnaryStreamCall) -> None:
         pass
 
 
-def assert_failed_in_band(events: Sequence[TurnEvent]) -> None:
-    kinds = [event.WhichOneof("event") for event in events]
-    assert kinds[-1] == "failed"
-    assert not {"completed", "failed"} & set(kinds[:-1])
-    failure = events[-1].failed
-    assert failure.code == grpc.StatusCode.UNAVAILABLE.value[0]
-    assert failure.reason == "ENGINE_DOWN"
-    assert failure.HasField("retry_delay")
-
-
 async def test_calls_without_a_session_fail_and_the_next_ones_are_answered(
     server: RunningServer,
 ) -> None:
@@ -170,16 +160,18 @@ async def test_calls_without_a_session_fail_and_the_next_ones_are_answered(
     assert (reborn.text, reborn.token_ids) == (canary.text, canary.token_ids)
 
 
-async def test_turn_fails_in_band_and_its_session_goes_on_with_the_same_history(
+async def test_turn_goes_on_in_the_next_engine_as_if_nothing_had_been(
     server: RunningServer,
 ) -> None:
     undisturbed = await new_session(server)
-    for text in ("one two three", "four five"):
-        _, expected = await ask_in_session(server, text, config(12), session=undisturbed)
-    session, first = await ask_in_session(server, "one two three", config(12))
+    expected = [
+        (await ask_in_session(server, text, config(size), session=undisturbed))[1]
+        for text, size in (("one two three", 12), ("and on and on", 400), ("four five", 12))
+    ]
+    session, _ = await ask_in_session(server, "one two three", config(12))
     watch = await Watch.of(server)
     call = server.sessions.RunTurn(
-        RunTurnRequest(session=session, turn=turn("never mind", "lost")), timeout=LIMIT_S
+        RunTurnRequest(session=session, turn=turn("and on and on", "long", 400)), timeout=LIMIT_S
     )
     events = [await call.read()]
     while not events[-1].HasField("delta"):
@@ -187,19 +179,20 @@ async def test_turn_fails_in_band_and_its_session_goes_on_with_the_same_history(
 
     kill_engine(server)
 
-    while not events[-1].HasField("failed"):
-        events.append(await call.read())
-    assert_failed_in_band(events)
-    await assert_engine_down(call.read())
+    while (event := await call.read()) is not grpc.aio.EOF:
+        events.append(event)
     await watch.until_serving()
-    lost = await server.sessions.GetTurn(GetTurnRequest(name=f"{session}/turns/lost"))
-    assert lost.state == Turn.STATE_FAILED
-    assert lost.failure.reason == "ENGINE_DOWN"
-    assert (await head_of(server, session)) == (first.name, 1)
-    _, second = await ask_in_session(server, "four five", config(12), session=session)
-    assert second.output == expected.output
-    assert second.usage.prompt_tokens == expected.usage.prompt_tokens
-    assert (await head_of(server, session)) == (second.name, 2)
+    output = fold_turn(events)
+    assert output == expected[1].output
+    assert len({event.epoch for event in events}) == 1
+    usage = events[-1].completed.usage
+    assert (usage.prompt_tokens, usage.output_tokens) == (expected[1].usage.prompt_tokens, 400)
+    kept = await server.sessions.GetTurn(GetTurnRequest(name=f"{session}/turns/long"))
+    assert (kept.state, kept.output) == (Turn.STATE_COMPLETED, output)
+    _, after = await ask_in_session(server, "four five", config(12), session=session)
+    assert after.output == expected[2].output
+    assert after.usage.prompt_tokens == expected[2].usage.prompt_tokens
+    assert await head_of(server, session) == (after.name, 3)
 
 
 async def head_of(server: RunningServer, session: str) -> tuple[str, int]:
@@ -207,28 +200,35 @@ async def head_of(server: RunningServer, session: str) -> tuple[str, int]:
     return found.head_turn, found.num_turns
 
 
-async def test_stream_of_a_session_outlives_the_engine(server: RunningServer) -> None:
-    session = await new_session(server)
+async def test_running_and_waiting_turns_of_a_stream_outlive_the_engine(
+    server: RunningServer,
+) -> None:
+    session, undisturbed = await new_session(server), await new_session(server)
+    expected = [
+        (await ask_in_session(server, text, config(size), session=undisturbed))[1].output.text
+        for text, size in (("one two three", 400), ("and then", 12))
+    ]
     watch = await Watch.of(server)
     call = server.sessions.Converse(timeout=LIMIT_S)
     await call.write(ConverseRequest(open=OpenSession(name=session)))
-    await call.write(ConverseRequest(generate=turn("one two three", "lost")))
+    await call.write(ConverseRequest(generate=turn("one two three", "runs", 400)))
+    await call.write(ConverseRequest(generate=turn("and then", "waits", 12)))
     events = await events_until(call, "delta")
 
     kill_engine(server)
 
-    events += await events_until(call, "failed")
+    events += await events_until(call, "completed")
+    events += await events_until(call, "completed")
     await watch.until_serving()
-    await call.write(ConverseRequest(generate=turn("one two three", "kept", 12)))
-    more = await events_until(call, "completed")
     await call.done_writing()
     assert await call.read() is grpc.aio.EOF
     assert await call.code() is grpc.StatusCode.OK
-    assert_failed_in_band(events)
-    assert {event.turn_id for event in more} == {"kept"}
-    _, expected = await ask_in_session(server, "one two three", config(12))
-    assert "".join(event.delta.text for event in more) == expected.output.text
-    assert (await head_of(server, session)) == (f"{session}/turns/kept", 1)
+    told = {
+        turn_id: "".join(event.delta.text for event in events if event.turn_id == turn_id)
+        for turn_id in ("runs", "waits")
+    }
+    assert list(told.values()) == expected
+    assert await head_of(server, session) == (f"{session}/turns/waits", 2)
 
 
 async def events_until(call: grpc.aio.StreamStreamCall, kind: str) -> list[TurnEvent]:

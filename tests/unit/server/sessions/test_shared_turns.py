@@ -196,5 +196,9 @@ async def test_a_turn_that_waits_is_kept_as_it_was_accepted(bench: SessionBench)
     assert row.order is not None
     assert row.order.request == start
     assert row.order.accepted == Session(
-        instructions="be", defaults={"stop": {"stop_strings": ["e"], "max_output_tokens": 3}}
+        instructions="be",
+        defaults={
+            "sampling": {"seed": 7},
+            "stop": {"stop_strings": ["e"], "max_output_tokens": 3},
+        },
     )

@@ -147,18 +147,18 @@ async def test_a_timeout_fails_a_turn_in_the_queue_and_one_that_runs(bench: Sess
     assert (await bench.session()).num_turns == 0
 
 
-async def test_an_engine_failure_fails_the_turn_and_the_session_goes_on(bench: SessionBench):
+async def test_a_refusal_of_the_engine_fails_the_turn_and_the_session_goes_on(bench: SessionBench):
     await bench.create()
     bench.engine.hold()
     running = asyncio.create_task(bench.run("0", "t0"))
     await submitted(bench)
 
-    bench.engine.fail_all(AntiphonError(ErrorReason.ENGINE_DOWN, "it died", retry_delay_s=1.0))
+    bench.engine.fail_all(AntiphonError(ErrorReason.NEVER_FITS, "it said no", retry_delay_s=1.0))
     events = await running
     bench.engine.release()
     after = await bench.run("1", "t1")
 
-    assert events[-1].failed.reason == "ENGINE_DOWN"
+    assert events[-1].failed.reason == "NEVER_FITS"
     assert events[-1].failed.retry_delay.seconds == 1
     assert after[-1].HasField("completed")
 

@@ -92,13 +92,13 @@ async def test_a_turn_that_fails_leaves_the_history_as_it_was(bench: SessionBenc
     bench.engine.hold()
     running = asyncio.create_task(bench.follow(start_turn("x", "t4", rewind_to=START)))
     await eventually(lambda: len(bench.engine.requests) == 4)
-    bench.engine.fail_all(AntiphonError(ErrorReason.ENGINE_DOWN, "it died"))
+    bench.engine.fail_all(AntiphonError(ErrorReason.NEVER_FITS, "it said no"))
 
     events = await running
     bench.engine.release()
     await bench.run("4", "t5")
 
-    assert events[-1].failed.reason == "ENGINE_DOWN"
+    assert events[-1].failed.reason == "NEVER_FITS"
     assert list((await states(bench)).values()).count(Turn.STATE_SUPERSEDED) == 0
     assert bench.prompts[4][: len(bench.prompts[2])] == bench.prompts[2]
 
