@@ -50,7 +50,7 @@ class AdminClient:
     ) -> AsyncIterator[admin_pb2.EngineStats]:
         """Yields the engine's counters again and again until the reader leaves."""
         request = admin_pb2.WatchEngineStatsRequest(model=model, interval=duration(interval_s))
-        return told(self._stub.WatchEngineStats(request))
+        return told(self._stub.WatchEngineStats(request, metadata=self._connection.metadata))
 
     async def flush_prefix_cache(self, *, model: str = "") -> int:
         """Forgets all KV cache that no running request uses; returns how many blocks."""

@@ -79,7 +79,11 @@ class Client:
     ) -> GenerationStream:
         """Starts a generation and returns its events; no time limit where none is given."""
         request = _request(prompt, config, model=model, num_outputs=num_outputs)
-        return GenerationStream(self._inference.StreamGenerate(request, timeout=timeout_s))
+        return GenerationStream(
+            self._inference.StreamGenerate(
+                request, timeout=timeout_s, metadata=self._connection.metadata
+            )
+        )
 
     def new_session(
         self,

@@ -11,13 +11,8 @@ from antiphon.v1 import session_pb2, session_pb2_grpc, types_pb2
 from grpc import aio
 
 from antiphon_client.channel import Connection, duration
-from antiphon_client.errors import (
-    ErrorDetails,
-    ServerError,
-    error_of,
-    from_failure,
-    from_rpc_error,
-)
+from antiphon_client.errors import ErrorDetails, ServerError
+from antiphon_client.failures import error_of, from_failure, from_rpc_error
 from antiphon_client.prompts import Says, items_of
 from antiphon_client.turn import Inbox, Turn
 

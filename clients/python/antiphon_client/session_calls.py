@@ -87,7 +87,7 @@ class SessionCalls:
         request = session_pb2.RunTurnRequest(session=name, turn=turn)
         if not turn.turn_id:
             request.turn.turn_id = uuid4().hex
-        events = told(self._stub.RunTurn(request))
+        events = told(self._stub.RunTurn(request, metadata=self._connection.metadata))
 
         async def cancel(discard_partial: bool) -> None:
             turn_name = f"{name}/turns/{request.turn.turn_id}"

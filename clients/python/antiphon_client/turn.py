@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from antiphon.v1 import session_pb2, types_pb2
 
-from antiphon_client.errors import ServerError, from_failure
+from antiphon_client.errors import ServerError
+from antiphon_client.failures import from_failure
 
 
 class Turn:

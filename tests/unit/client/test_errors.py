@@ -7,6 +7,7 @@ from google.rpc import error_details_pb2
 from antiphon_client import (
     Client,
     ClientOptions,
+    EngineDown,
     FieldViolation,
     InternalError,
     InvalidArgument,
@@ -15,7 +16,8 @@ from antiphon_client import (
     ServerError,
     Unavailable,
 )
-from antiphon_client.errors import ErrorDetails, error_of, from_failure
+from antiphon_client.errors import ErrorDetails
+from antiphon_client.failures import error_of, from_failure
 from support.scripted_services import refuse, serving
 
 ONCE = ClientOptions(retry=RetryPolicy(max_attempts=1))
@@ -111,7 +113,7 @@ async def test_a_failure_inside_a_stream_becomes_the_same_exception_as_a_status(
 
     error = from_failure(failure)
 
-    assert type(error) is Unavailable
+    assert type(error) is EngineDown
     assert (error.reason, error.retry_delay_s) == ("ENGINE_DOWN", 2.0)
     assert error.metadata == {"state": "starting"}
 
