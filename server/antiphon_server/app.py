@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import random
 import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
@@ -30,11 +29,12 @@ from grpc_reflection.v1alpha import reflection
 from antiphon_engine.api.errors import AntiphonError, StartupError
 from antiphon_server.access.entrance import Entrance
 from antiphon_server.config import Config
+from antiphon_server.draining import Draining
 from antiphon_server.generation import Generator
 from antiphon_server.interceptors import CallInterceptor
 from antiphon_server.listen import Address
+from antiphon_server.long_calls import LongCalls
 from antiphon_server.offload import Offload
-from antiphon_server.open_streams import OpenStreams
 from antiphon_server.request_preparation import RequestPreparation
 from antiphon_server.served_model import ServedModel
 from antiphon_server.services.admin import AdminService, ServerFacts
@@ -58,6 +58,8 @@ MAIN_FILES: Final = (
 )
 ADMIN_FILES: Final = (admin_pb2.DESCRIPTOR,)
 
+_CLOSING_S: Final = 5.0
+"""What of the time that a server has for its end is for what follows the turns."""
 _CUT_OFF_S: Final = 1.0
 """How long cancelled calls may take to tell their callers."""
 
@@ -92,7 +94,8 @@ class Server:
             # Those who run the server look into it while it drains, too.
             admin=self._guard(contextlib.nullcontext, needs_admin=True),
         )
-        self._open_streams = OpenStreams()
+        self._long_calls = LongCalls()
+        self.draining: Final = Draining(self.supervision, self._long_calls)
         self._store: SqliteStore | None = None
         self._registry: SessionRegistry | None = None
 
@@ -153,6 +156,7 @@ class Server:
             await self._registry.start()
         except AntiphonError as error:
             raise StartupError(f"{self._config.store.path}: {error}") from error
+        self.draining.follow(self._registry)
         self._add_main_services(by_name, generators, self._registry)
         self._add_admin_services(by_name, self._registry)
         self.supervision.follow([model.engine for model in models])
@@ -161,20 +165,14 @@ class Server:
         await self._ports.main.server.start()
 
     async def close(self, limit_s: float) -> int:
-        """Takes no new calls, lets running ones go on for `limit_s`, and cuts off the rest.
+        """Takes no new calls, lets running ones go on, and cuts off the rest in time for `limit_s`.
 
         Idempotent.
 
         Returns:
             How many calls and turns were cut off.
         """
-        deadline_s = time.monotonic() + limit_s
-        self.supervision.begin_drain()
-        if self._registry is not None:
-            self._registry.drain(time_left_s=limit_s)
-        num_cut_off = await self.supervision.wait_idle(limit_s)
-        if self._registry is not None:  # Turns go on without a call where their stream has left.
-            num_cut_off += await self._registry.wait_turns(max(0, deadline_s - time.monotonic()))
+        drained = await self.draining.drain(max(0.0, limit_s - min(_CLOSING_S, limit_s / 4)))
         await self._ports.main.server.stop(0)
         await self.supervision.wait_idle(_CUT_OFF_S)
         registry, self._registry = self._registry, None
@@ -186,7 +184,7 @@ class Server:
         await self._ports.admin.server.stop(0)
         await self._entrance.close()
         self._offload.close()
-        return num_cut_off
+        return drained.num_cancelled + drained.num_calls
 
     def _guard(
         self, count_call: Callable[[], AbstractContextManager[None]], *, needs_admin: bool
@@ -226,7 +224,7 @@ class Server:
                 models, generators, offload=self._offload, random_source=random.SystemRandom()
             ),
             offload=self._offload,
-            open_streams=self._open_streams,
+            long_calls=self._long_calls,
             multiplex_limits=MultiplexLimits(
                 max_running=limits.max_multiplexed_requests,
                 max_waiting_bytes=self._config.server.max_message_bytes,
@@ -243,10 +241,11 @@ class Server:
             version=metadata.version("antiphon"),
             start_time=self._start_time,
             settings=describe(self._config),
+            drain_limit_s=self._config.server.drain_limit_s,
         )
         service = AdminService(
             models,
-            self.supervision,
+            self.draining,
             facts=facts,
             count_sessions=lambda: registry.num_sessions,
             now=self._now,

@@ -58,7 +58,7 @@ class ServerConfig:
     min_ping_interval_s: float = 10.0
     """How often clients may ping, also without calls."""
     drain_limit_s: float = 30.0
-    """How long running calls may go on once the server is told to stop."""
+    """How long the server may take to stop; turns that run are cut, and kept, in time for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

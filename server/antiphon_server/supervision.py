@@ -54,8 +54,8 @@ class Supervision:
         self._draining = True
         self._tell()
 
-    async def wait_idle(self, limit_s: float) -> int:
-        """Waits until no call runs, at most for the limit; returns how many still do."""
+    async def wait_idle(self, limit_s: float | None) -> int:
+        """Waits until no call runs, at most for the limit if any; returns how many still do."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), limit_s)
         return self._num_calls

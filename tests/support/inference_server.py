@@ -14,8 +14,8 @@ from google.rpc import error_details_pb2, status_pb2
 from antiphon_server.access.authentication import let_anyone_in
 from antiphon_server.generation import Generator
 from antiphon_server.interceptors import CallInterceptor
+from antiphon_server.long_calls import LongCalls
 from antiphon_server.offload import Offload
-from antiphon_server.open_streams import OpenStreams
 from antiphon_server.request_preparation import RequestPreparation
 from antiphon_server.served_model import ServedModel
 from antiphon_server.services.inference import InferenceService
@@ -29,7 +29,7 @@ class InferenceServer:
     generator: Generator
     channel: grpc.aio.Channel
     stub: inference_pb2_grpc.InferenceServiceStub
-    open_streams: OpenStreams
+    long_calls: LongCalls
 
     async def failures_of(self, request: GenerateRequest) -> list[grpc.aio.AioRpcError]:
         """Sends a request by both methods and returns how they fail."""
@@ -87,11 +87,11 @@ async def inference_server(
         offload=offload,
         random_source=random.Random(1),
     )
-    open_streams = OpenStreams()
+    long_calls = LongCalls()
     service = InferenceService(
         preparation,
         offload=offload,
-        open_streams=open_streams,
+        long_calls=long_calls,
         multiplex_limits=multiplex_limits or MultiplexLimits(),
     )
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server)
@@ -100,7 +100,7 @@ async def inference_server(
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
     try:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        yield InferenceServer(generator, channel, stub, open_streams)
+        yield InferenceServer(generator, channel, stub, long_calls)
     finally:
         await channel.close()
         await server.stop(0)

@@ -15,13 +15,14 @@ from grpc.aio import ServicerContext
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, FieldViolation, InvalidRequest
 from antiphon_engine.api.handle import EngineState
+from antiphon_server.draining import Draining
 from antiphon_server.served_model import ServedModel
 from antiphon_server.served_models import find_model
-from antiphon_server.supervision import Supervision
 
 MIN_INTERVAL_S: Final = 0.01
 DEFAULT_INTERVAL_S: Final = 1.0
 MAX_INTERVAL_S: Final = 3600.0
+MAX_LIMIT_S: Final = 86400.0
 MAX_WATCHERS: Final = 16
 """At the shortest interval they make the engine and the event loop answer 1,600 times a second."""
 
@@ -33,6 +34,8 @@ class ServerFacts:
     version: str
     start_time: datetime
     settings: Mapping[str, str]
+    drain_limit_s: float
+    """What a drain is limited to that says nothing else."""
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
@@ -41,7 +44,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     def __init__(
         self,
         models: Mapping[str, ServedModel],
-        supervision: Supervision,
+        draining: Draining,
         *,
         facts: ServerFacts,
         count_sessions: Callable[[], int],
@@ -51,13 +54,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
         Args:
             models: By name.
-            supervision: What knows whether the server drains.
+            draining: What drains it.
             facts: What GetServerInfo tells.
             count_sessions: How many sessions are open.
             now: The wall clock, in UTC.
         """
         self._models = models
-        self._supervision = supervision
+        self._draining = draining
         self._facts = facts
         self._count_sessions = count_sessions
         self._now = now
@@ -76,7 +79,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             version=self._facts.version,
             start_time=_timestamp(self._facts.start_time),
             settings=self._facts.settings,
-            draining=self._supervision.draining,
+            draining=self._draining.begun,
         )
 
     async def GetEngineStats(
@@ -107,11 +110,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         request: admin_pb2.DrainRequest,
         context: ServicerContext[admin_pb2.DrainRequest, admin_pb2.DrainResponse],
     ) -> admin_pb2.DrainResponse:
-        """Is not in this release."""
-        raise AntiphonError(
-            ErrorReason.UNSUPPORTED_FEATURE,
-            "this release has no AdminService.Drain; to stop the server send it SIGTERM",
-            metadata={"capability": "AdminService.Drain"},
+        """Takes no new work from now on, and answers when none is left."""
+        limit_s = self._facts.drain_limit_s
+        if request.HasField("limit"):
+            limit_s = _checked_limit_s(request.limit)
+        drained = await self._draining.drain(limit_s)
+        return admin_pb2.DrainResponse(
+            num_finished=drained.num_finished, num_cancelled=drained.num_cancelled
         )
 
     async def FlushPrefixCache(
@@ -173,6 +178,15 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     def _note_start(self, name: str, state: EngineState) -> None:
         if state is EngineState.STARTING:
             self._engine_start_times[name] = self._now()
+
+
+def _checked_limit_s(limit: Duration) -> float:
+    limit_s = limit.seconds + limit.nanos / 1e9
+    if not 0 <= limit_s <= MAX_LIMIT_S:
+        raise InvalidRequest(
+            FieldViolation("limit", f"is {limit_s:g} s; it may be from 0 to {MAX_LIMIT_S:g} s")
+        )
+    return limit_s
 
 
 def _checked_interval_s(interval: Duration) -> float:

@@ -16,7 +16,7 @@ from antiphon.v1.inference_pb2 import (
     ValidateConstraintRequest,
     ValidateConstraintResponse,
 )
-from antiphon.v1.types_pb2 import Delta
+from antiphon.v1.types_pb2 import Delta, GoAway
 from google.protobuf.message import Message
 from grpc.aio import ServicerContext
 
@@ -27,8 +27,8 @@ from antiphon_server.caller import caller_of, traceparent_of
 from antiphon_server.capabilities import unsupported_feature
 from antiphon_server.generation import Generation
 from antiphon_server.generation_spec import GenerationSpec
+from antiphon_server.long_calls import LongCalls
 from antiphon_server.offload import Offload
-from antiphon_server.open_streams import OpenStreams
 from antiphon_server.request_preparation import RequestPreparation, Terms
 from antiphon_server.services.multiplex import MultiplexedStream, MultiplexLimits
 from antiphon_server.services.multiplex_instructions import CallTerms, InstructionReader
@@ -50,14 +50,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         preparation: RequestPreparation,
         *,
         offload: Offload,
-        open_streams: OpenStreams,
+        long_calls: LongCalls,
         multiplex_limits: MultiplexLimits,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """Sets what requests go through, and where streams stand that are told before they end."""
         self._preparation = preparation
         self._offload = offload
-        self._open_streams = open_streams
+        self._long_calls = long_calls
         self._multiplex_limits = multiplex_limits
         self._clock_ns = clock_ns
 
@@ -68,7 +68,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> GenerateResponse:
         """Answers when all outputs are finished."""
         generation, spec = await self._start(request, context)
-        with closing(generation):
+        with closing(generation), self._long_calls.hold(_OneRequest(generation)):
             return await _collect(generation, spec)
 
     async def StreamGenerate(
@@ -78,7 +78,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncGenerator[StreamGenerateResponse, None]:
         """Answers piece by piece."""
         generation, spec = await self._start(request, context)
-        with closing(generation):
+        with closing(generation), self._long_calls.hold(_OneRequest(generation)):
             async with aclosing(stream_events(generation, spec)) as events:
                 async for event in events:
                     yield event
@@ -101,7 +101,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         )
         # Also where the handler is not told that its call has ended.
         context.add_done_callback(lambda _: stream.close())  # type: ignore[arg-type]  # Odd stub.
-        with closing(stream), self._open_streams.hold(stream):
+        with closing(stream), self._long_calls.hold(stream):
             async with aclosing(stream.frames(request_iterator)) as frames:
                 async for frame in frames:
                     yield frame
@@ -135,6 +135,20 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         # Also where the handler is not told that its call has ended.
         context.add_done_callback(lambda _: generation.close())  # type: ignore[arg-type]  # Odd stub.
         return generation, spec
+
+
+class _OneRequest:
+    """A call that ends with its only request."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+
+    def send_away(self, go_away: GoAway, end: AntiphonError) -> None:
+        """Nothing: it ends by itself, and can't tell its caller anything else."""
+
+    def cut_off(self, end: AntiphonError) -> None:
+        """See LongCall."""
+        self._generation.fail(end)
 
 
 async def _collect(generation: Generation, spec: GenerationSpec) -> GenerateResponse:

@@ -98,6 +98,11 @@ class SessionRegistry:
         return self._num_sessions
 
     @property
+    def num_live_turns(self) -> int:
+        """Turns that have not ended."""
+        return len(self._live_turns())
+
+    @property
     def surroundings(self) -> Surroundings:
         """What all sessions share."""
         return self._surroundings
@@ -122,11 +127,11 @@ class SessionRegistry:
         for session in self._loaded.values():
             session.drain(error, time_left)
 
-    async def wait_turns(self, limit_s: float) -> int:
+    async def wait_turns(self, limit_s: float | None) -> int:
         """Waits until no turn is left, also of those that no stream watches.
 
         Returns:
-            How many are left after `limit_s`.
+            How many are left after `limit_s`, if there is a limit.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
@@ -134,6 +139,15 @@ class SessionRegistry:
                     await turns[0].ended.wait()
                     await asyncio.sleep(0)
         return len(self._live_turns())
+
+    def cancel_turns(self) -> int:
+        """Stops all turns, whose output is kept; returns how many there are."""
+        turns = [
+            (session, turn) for session in self._loaded.values() for turn in session.live_turns
+        ]
+        for session, turn in turns:
+            session.cancel_live(turn)
+        return len(turns)
 
     async def close(self) -> None:
         """Ends all turns at once and lets go of all sessions."""

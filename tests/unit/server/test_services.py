@@ -230,15 +230,8 @@ async def test_prefix_cache_is_flushed(running: RunningServer) -> None:
     assert (first.num_blocks, second.num_blocks) == (3, 0)
 
 
-async def test_drain_is_refused_by_name(running: RunningServer) -> None:
-    error = await refused(running.admin.Drain(admin_pb2.DrainRequest()))
-
-    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert details_of(error)["ErrorInfo"].metadata["capability"] == "AdminService.Drain"
-
-
 async def test_admin_answers_while_the_server_drains(running: RunningServer) -> None:
-    running.server.supervision.begin_drain()
+    await running.server.draining.drain(0)
 
     info = await running.admin.GetServerInfo(admin_pb2.GetServerInfoRequest())
     error = await refused(running.models.ListModels(model_pb2.ListModelsRequest()))

@@ -394,7 +394,7 @@ async def test_stream_that_is_sent_away_finishes_what_runs_and_takes_nothing_new
 
     end = AntiphonError(ErrorReason.DRAINING, "over", retry_delay_s=1.0)
     go_away = GoAway(reason=GoAway.REASON_DRAINING, time_left=Duration(seconds=9))
-    setup.server.open_streams.send_away(go_away, end)
+    setup.server.long_calls.send_away(go_away, end)
     await caller.until(lambda seen: bool(seen.go_aways))
     await caller.start(2, say())
     await caller.until_ended(2)
@@ -416,7 +416,7 @@ async def test_stream_that_is_cut_off_fails_what_runs_under_its_tags(setup: Setu
         await caller.start(tag, endless())
     await until(lambda: setup.engine.num_waiting == 4)
 
-    setup.server.open_streams.cut_off(AntiphonError(ErrorReason.DRAINING, "over"))
+    setup.server.long_calls.cut_off(AntiphonError(ErrorReason.DRAINING, "over"))
     status = await caller.end()
 
     assert status is grpc.StatusCode.UNAVAILABLE
