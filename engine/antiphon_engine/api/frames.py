@@ -1,11 +1,12 @@
 """How messages travel over the socket: a length of four bytes, little-endian, then MessagePack."""
 
 import struct
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import msgspec
 
-from antiphon_engine.api.messages import ToEngine, ToFrontEnd
+from antiphon_engine.api.messages import ToEngine, ToFrontEnd, TokenLogprobs
 
 MAX_FRAME_BYTES = 64 << 20
 
@@ -64,3 +65,20 @@ def engine_reader() -> FrameReader[ToEngine]:
 def front_end_reader() -> FrameReader[ToFrontEnd]:
     """Returns a reader of what the engine sends."""
     return FrameReader(msgspec.msgpack.Decoder(ToFrontEnd))
+
+
+def encode_logprobs(logprobs: Sequence[TokenLogprobs]) -> bytes:
+    """Returns log-probabilities as they can be kept."""
+    return msgspec.msgpack.encode(logprobs)
+
+
+def decode_logprobs(data: bytes) -> list[TokenLogprobs]:
+    """Reads what `encode_logprobs` returned.
+
+    Raises:
+        FrameError: it is something else.
+    """
+    try:
+        return msgspec.msgpack.decode(data, type=list[TokenLogprobs])
+    except msgspec.MsgspecError as error:
+        raise FrameError(f"no log-probabilities: {error}") from error

@@ -1,10 +1,12 @@
 """What the session store keeps, as values."""
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from antiphon.v1 import session_pb2
+
+from antiphon_engine.api.messages import TokenLogprobs
 
 QUEUED = session_pb2.Turn.STATE_QUEUED
 RUNNING = session_pb2.Turn.STATE_RUNNING
@@ -61,6 +63,20 @@ class TurnTokens:
     added_ids: "array[int]" = field(default_factory=token_array)
     """Prompt ids behind all earlier ones."""
     output_ids: "array[int]" = field(default_factory=token_array)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """How far a turn is that has not ended, for a server that takes it up again."""
+
+    num_attempts: int
+    """How often in a row it was begun without getting on."""
+    tokens: TurnTokens
+    """Its prompt, where ids are kept, and what was generated."""
+    logprobs: Sequence[TokenLogprobs] = ()
+    """One for each of its output's ids, where they were asked for."""
+    num_kept_before: int = 0
+    """So many of the output's ids were written before; those here follow them. 0 as it is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,6 +116,30 @@ MIGRATIONS: Final[Sequence[str]] = (
       WHEN NOT EXISTS (SELECT 1 FROM turns WHERE content_key = OLD.content_key)
       BEGIN DELETE FROM contents WHERE content_key = OLD.content_key; END;
     """,
+    # How far turns are that have not ended; what is new is a row more.
+    """
+    CREATE TABLE checkpoints (
+      tenant TEXT NOT NULL,
+      session_id TEXT NOT NULL,
+      position INTEGER NOT NULL,
+      num_attempts INTEGER NOT NULL,
+      head_ids BLOB,
+      head_digest BLOB NOT NULL,
+      added_ids BLOB NOT NULL,
+      PRIMARY KEY (tenant, session_id, position),
+      FOREIGN KEY (tenant, session_id, position) REFERENCES turns ON DELETE CASCADE
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE checkpoint_parts (
+      tenant TEXT NOT NULL,
+      session_id TEXT NOT NULL,
+      position INTEGER NOT NULL,
+      first_token INTEGER NOT NULL,
+      output_ids BLOB NOT NULL,
+      logprobs BLOB NOT NULL,
+      PRIMARY KEY (tenant, session_id, position, first_token),
+      FOREIGN KEY (tenant, session_id, position) REFERENCES checkpoints ON DELETE CASCADE
+    ) STRICT;
+    """,
 )
 """Entry i takes a file from version i to i + 1. Released entries never change."""
 

@@ -15,6 +15,7 @@ from antiphon_server.sessions.records import (
     COMPLETED,
     QUEUED,
     RUNNING,
+    Checkpoint,
     NewSession,
     Receipt,
     Rewound,
@@ -24,6 +25,7 @@ from antiphon_server.sessions.records import (
     TurnQuery,
     TurnRow,
 )
+from antiphon_server.sessions.sqlite_checkpoints import read_checkpoint, write_checkpoint
 from antiphon_server.sessions.sqlite_rows import (
     ORDER_COLUMNS,
     SESSION_COLUMNS,
@@ -111,6 +113,17 @@ class SqliteStore:
         await self._writer.run(
             lambda file: self._writes.end_turn(file, turn, session, superseded_after)
         )
+
+    async def keep_checkpoint(self, key: SessionKey, position: int, checkpoint: Checkpoint) -> None:
+        """See SessionStore."""
+        epoch = self._writes.epoch
+        await self._writer.run(
+            lambda file: write_checkpoint(file, key, position, checkpoint, epoch=epoch)
+        )
+
+    async def read_checkpoint(self, key: SessionKey, position: int) -> Checkpoint | None:
+        """See SessionStore."""
+        return await self._reader.run(lambda file: read_checkpoint(file, key, position))
 
     async def rewind_session(self, rewound: Rewound) -> None:
         """See SessionStore."""

@@ -61,6 +61,7 @@ class TurnWrites:
             f" epoch = ? WHERE {_OF_SESSION} AND position = ?",
             (row.turn.state, row.version, self.owner, self.epoch, *place),
         )
+        connection.execute(f"DELETE FROM checkpoints WHERE {_OF_SESSION} AND position = ?", place)
 
     def supersede(
         self, connection: sqlite3.Connection, key: SessionKey, *, after: int, before: int | None

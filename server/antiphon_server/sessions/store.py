@@ -6,6 +6,7 @@ from typing import Protocol
 from antiphon.v1 import session_pb2
 
 from antiphon_server.sessions.records import (
+    Checkpoint,
     NewSession,
     Receipt,
     Rewound,
@@ -81,6 +82,12 @@ class SessionStore(Protocol):
             superseded_after: The position behind which, up to the turn, none is in the history
                 any more.
         """
+
+    async def keep_checkpoint(self, key: SessionKey, position: int, checkpoint: Checkpoint) -> None:
+        """Adds to what is kept of a turn that runs; nothing where it has ended or is gone."""
+
+    async def read_checkpoint(self, key: SessionKey, position: int) -> Checkpoint | None:
+        """Returns how far a turn is that has not ended, if that is known."""
 
     async def rewind_session(self, rewound: Rewound) -> None:
         """Takes a session back in its history; the turns behind are superseded.
