@@ -238,6 +238,20 @@ class EngineCore:
         Cached blocks with later tokens that nobody else uses are forgotten.
         """
 
+    def hold(self, handle: int) -> bool:
+        """Stops work on a request, in any phase; false if it has ended.
+
+        Rows in flight are still committed, and their tokens count. Then its blocks go to the cache,
+        and nobody waits for it or because of it; it keeps its tokens and its place among
+        `max_requests`. Holding what is held changes nothing.
+        """
+
+    def release(self, handle: int) -> bool:
+        """Lets a request that is held go on, in its old place in line; false if it has ended.
+
+        Its next row has FLAG_RESUMED if it had rows before. Where it isn't held nothing changes.
+        """
+
     def plan(self, set_index: int, now_us: int = 0) -> int:
         """Fills the buffers of a set with the next step; returns its id, or 0: nothing can run.
 
@@ -260,6 +274,9 @@ class EngineCore:
 
     def tokens(self, handle: int) -> NDArray[np.int32]:
         """Returns a copy of the request's prompt and output so far; empty if it is gone."""
+
+    def num_pauses(self, handle: int) -> int:
+        """Returns how often a request was paused, holds not counted; 0 if it is gone."""
 
     def rewind_session(self, session: int, num_tokens: int) -> bool:
         """Moves a session's tip back to its first `num_tokens` tokens; False if it has no tip.

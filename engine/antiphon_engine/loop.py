@@ -22,9 +22,11 @@ from antiphon_engine.api.messages import (
     FinishOutput,
     FlushPrefixCache,
     ForkSession,
+    Hold,
     MatchPrefix,
     OutputEnded,
     ReadStats,
+    Release,
     RewindSession,
     Shutdown,
     StepNews,
@@ -152,7 +154,7 @@ class EngineLoop:
     def _wait_s(self) -> float:
         if self._busy:
             return 0.0
-        return BLOCKED_WAIT_S if self._requests.num_active else IDLE_WAIT_S
+        return BLOCKED_WAIT_S if self._requests.may_run else IDLE_WAIT_S
 
     def _handle(self, message: ToEngine) -> list[OutputEnded]:
         """Does what a message asks and returns the outputs that this ended."""
@@ -168,6 +170,10 @@ class EngineLoop:
                     message.request_id, message.output_index, keep_tokens=message.keep_tokens
                 )
                 return [ended] if ended is not None else []
+            case Hold():
+                self._requests.hold(message.request_id)
+            case Release():
+                self._requests.release(message.request_id)
             case ReadStats():
                 self._link.send(Answer(query_id=message.query_id, value=self._stats()))
             case FlushPrefixCache():
@@ -247,10 +253,10 @@ class EngineLoop:
             handle = int(plan["handle"][row])
             active = self._requests.owner(handle)
             assert active is not None, f"core request {handle} has ended and is planned"
-            paused = bool(plan["flags"][row] & _native.FLAG_RESUMED)
-            if paused:
-                self._requests.note_pause(handle)
-            prompt, output = self._requests.split_tokens(handle, has_output=paused)
+            rested = bool(plan["flags"][row] & _native.FLAG_RESUMED)
+            if rested:
+                self._requests.note_rest(handle)
+            prompt, output = self._requests.split_tokens(handle, has_output=rested)
             self._sampler.assign_slot(
                 int(plan["slot"][row]), active.request, prompt=prompt, output=output
             )

@@ -53,6 +53,7 @@ class ActiveRequest:
     """The core's, by output index; 0 where the output has ended."""
     started: bool = False
     """Whether the front end knows of its first step."""
+    held: bool = False
 
     @property
     def num_resumed(self) -> int:
@@ -78,6 +79,7 @@ class Requests:
         self._num_tokens = np.zeros(num_reserved, np.int32)
         self._num_steps = np.zeros(num_reserved, np.int32)
         self._num_pauses = np.zeros(num_reserved, np.int32)
+        self._num_held = 0
         self.num_finished: Counter[str] = Counter()
         """Outputs that ended, by the contract's finish reason, and requests refused, by reason."""
 
@@ -87,9 +89,9 @@ class Requests:
         return list(self._active)
 
     @property
-    def num_active(self) -> int:
-        """How many requests have not ended."""
-        return len(self._active)
+    def may_run(self) -> bool:
+        """Whether a request is there that is not held."""
+        return self._num_held < len(self._active)
 
     def submit(self, request_id: int, request: GenerationRequest) -> RequestFailed | None:
         """Queues every output of a request in the core, or says why none can be."""
@@ -141,6 +143,28 @@ class Requests:
             num_tokens=keep_tokens,
         )
 
+    def hold(self, request_id: int) -> None:
+        """Stops work on the outputs of a request that have not ended."""
+        active = self._active.get(request_id)
+        if active is None or active.held:
+            return
+        active.held = True
+        self._num_held += 1
+        for handle in active.handles:
+            if handle:
+                self._core.hold(handle)
+
+    def release(self, request_id: int) -> None:
+        """Goes on with a request that is held."""
+        active = self._active.get(request_id)
+        if active is None or not active.held:
+            return
+        active.held = False
+        self._num_held -= 1
+        for handle in active.handles:
+            if handle:
+                self._core.release(handle)
+
     def end(self, handle: int, reason: FinishReason) -> OutputEnded:
         """Notes that the core has ended a request by itself."""
         return self._end(handle, reason, output_index=int(self._output_indices[_index(handle)]))
@@ -150,9 +174,9 @@ class Requests:
         index = _index(handle)
         return self._owners[index] if self._handles[index] == handle else None
 
-    def note_pause(self, handle: int) -> None:
-        """Notes that a core request goes on after a pause."""
-        self._num_pauses[_index(handle)] += 1
+    def note_rest(self, handle: int) -> None:
+        """Notes that a core request goes on after a pause or a hold."""
+        self._num_pauses[_index(handle)] = self._core.num_pauses(handle)
 
     def split_tokens(
         self, handle: int, *, has_output: bool
@@ -297,6 +321,7 @@ class Requests:
         active.handles[output_index] = 0
         if not any(active.handles):
             del self._active[active.request_id]
+            self._num_held -= active.held
         self.num_finished[COUNTED_AS[reason]] += 1
         return OutputEnded(
             request_id=active.request_id,

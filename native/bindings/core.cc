@@ -20,6 +20,7 @@ std::map<std::string, std::int64_t> StatsDict(const CoreStats& stats) {
       {"num_running", stats.num_running},
       {"num_waiting", stats.num_waiting},
       {"num_paused", stats.num_paused},
+      {"num_held", stats.num_held},
       {"num_blocks", stats.num_blocks},
       {"num_blocks_used", stats.num_blocks_used},
       {"num_blocks_cached", stats.num_blocks_cached},
@@ -122,6 +123,12 @@ void BindSubmission(py::class_<PyEngineCore>& core) {
         return self.core().Finish(handle, keep_output_tokens);
       },
       "handle"_a, "keep_output_tokens"_a);
+  core.def(
+      "hold", [](PyEngineCore& self, Handle handle) { return self.core().Hold(handle); },
+      "handle"_a);
+  core.def(
+      "release", [](PyEngineCore& self, Handle handle) { return self.core().Release(handle); },
+      "handle"_a);
 }
 
 void BindSteps(py::class_<PyEngineCore>& core) {
@@ -150,6 +157,9 @@ void BindInspection(py::class_<PyEngineCore>& core) {
         const std::span<const TokenId> tokens = self.core().Tokens(handle);
         return TokenArray(static_cast<py::ssize_t>(tokens.size()), tokens.data());
       },
+      "handle"_a);
+  core.def(
+      "num_pauses", [](PyEngineCore& self, Handle handle) { return self.core().NumPauses(handle); },
       "handle"_a);
   core.def("flush_prefix_cache", [](PyEngineCore& self) { return self.core().FlushPrefixCache(); });
   core.def("stats", [](PyEngineCore& self) { return StatsDict(self.core().stats()); });

@@ -149,7 +149,7 @@ bool EngineCore::HasTokensFor(const Request& request) const {
   std::int32_t num_prompts = 1;
   for (const Handle handle : running_) {
     const Request& other = *requests_.Find(handle);
-    num_prompts += other.state == RequestState::kPrefill && other.planned_in != num_plans_ ? 1 : 0;
+    num_prompts += other.state == RequestState::kPrefill && other.may_run(num_plans_) ? 1 : 0;
   }
   return request.waiting() && batcher_.rows_left() >= num_prompts &&
          batcher_.HasBlocksFor(num_prompts);

@@ -20,6 +20,7 @@ std::string EngineCore::Census() const {
   std::string text = "Nothing runs although requests wait:";
   text += Named("running", static_cast<std::int64_t>(running_.size()));
   text += Named("waiting", num_waiting_) + Named("paused", num_paused_);
+  text += Named("held", num_held_);
   text += Named("steps_in_flight", num_steps_in_flight_);
   text += Named("free_slots", static_cast<std::int64_t>(free_slots_.size()));
   text += Named("blocks", config_.num_blocks - 1);
@@ -27,7 +28,9 @@ std::string EngineCore::Census() const {
   text += std::string(" policy=") + PolicyName(config_.capacity_policy) + ".";
   int num_listed = 0;
   for (const Request& request : requests_.places()) {
-    if (request.state == RequestState::kFree || ++num_listed > kMaxListed) {
+    // Whoever is held waits for his caller alone.
+    if (request.state == RequestState::kFree || request.state == RequestState::kHeld ||
+        ++num_listed > kMaxListed) {
       continue;
     }
     text += std::string(" [") + StateName(request.state);

@@ -67,6 +67,7 @@ void EngineCore::CommitRow(const PlannedRow& row, TokenId token, std::int32_t nu
   }
   result[3] = request.num_steps;
   if (!row.samples) {
+    LetRest(request);
     return;
   }
   Check(num_tokens == 1 && token >= 0, "a row that samples brought no token");
@@ -75,6 +76,7 @@ void EngineCore::CommitRow(const PlannedRow& row, TokenId token, std::int32_t nu
   result[1] = static_cast<std::int32_t>(reason);
   result[2] = request.num_output();
   if (reason == FinishReason::kNone) {
+    LetRest(request);
     return;
   }
   if (request.fenced()) {
@@ -175,12 +177,9 @@ bool EngineCore::Finish(Handle handle, std::int32_t keep_output_tokens) {
 // Ends a request from outside.
 void EngineCore::End(Request& request, std::int32_t num_wanted) {
   if (request.waiting()) {
-    --num_waiting_;
-    num_paused_ -= request.state == RequestState::kPaused ? 1 : 0;
-    queue_.Remove(request);
-    if (Request* leader = requests_.Find(request.leader); leader != nullptr) {
-      std::erase(leader->followers, request.handle);
-    }
+    LeaveLine(request);
+  } else if (request.state == RequestState::kHeld) {
+    --num_held_;
   } else {
     std::erase(running_, request.handle);
   }

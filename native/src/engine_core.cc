@@ -1,7 +1,7 @@
 // The life of a request: queued (or waiting for its leader), admitted with memory, prefilled in
 // chunks, decoded one token a step, ended; and, where memory was promised too boldly, paused and
-// admitted again. How steps are planned is in planning.cc, admission.cc and pausing.cc; what comes
-// of them in committing.cc.
+// admitted again, as after a hold. How steps are planned is in planning.cc, admission.cc and
+// pausing.cc; what comes of them in committing.cc; holds are in holding.cc.
 #include "antiphon/engine_core.h"
 
 #include <algorithm>
@@ -183,6 +183,11 @@ std::span<const TokenId> EngineCore::Tokens(Handle handle) const {
   return request == nullptr ? std::span<const TokenId>() : request->tokens;
 }
 
+std::int32_t EngineCore::NumPauses(Handle handle) const {
+  const Request* request = requests_.Find(handle);
+  return request == nullptr ? 0 : request->num_pauses;
+}
+
 bool EngineCore::RewindSession(std::uint64_t session, std::int64_t num_tokens) {
   Require(num_tokens >= 0, "num_tokens must not be negative");
   return sessions_.Rewind(session, num_tokens);
@@ -208,6 +213,7 @@ CoreStats EngineCore::stats() const {
       .num_running = static_cast<std::int64_t>(running_.size()),
       .num_waiting = num_waiting_ - num_paused_,
       .num_paused = num_paused_,
+      .num_held = num_held_,
       .num_blocks = pool.num_blocks() - 1,
       .num_blocks_used = pool.num_referenced(),
       .num_blocks_cached = pool.num_cached(),
@@ -246,10 +252,11 @@ void EngineCore::CheckSpec(const SubmitSpec& spec) const {
   Require(scopes_.Contains(spec.scope), "scope " + std::to_string(spec.scope) + " is not known");
 }
 
-// Puts a waiting request where it belongs: behind its leader, or into the queue.
+// Puts a request that has not started where it belongs: behind its leader, or into the queue.
 void EngineCore::Enqueue(Request& request) {
   Request* leader = requests_.Find(request.leader);
-  if (leader != nullptr && leader->live() && leader->num_settled() < leader->num_prompt) {
+  if (leader != nullptr && leader->live() && !leader->held &&
+      leader->num_settled() < leader->num_prompt) {
     request.state = RequestState::kWaitLeader;
     leader->followers.push_back(request.handle);
     return;

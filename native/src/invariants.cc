@@ -13,6 +13,7 @@ void EngineCore::CheckInvariants() const {
   std::vector<bool> slots(static_cast<std::size_t>(config_.max_rows), false);
   std::int64_t num_waiting = 0;
   std::int64_t num_paused = 0;
+  std::int64_t num_held = 0;
   std::int32_t reserved = 0;
   for (const Request& request : requests_.places()) {
     if (request.state == RequestState::kFree) {
@@ -21,6 +22,7 @@ void EngineCore::CheckInvariants() const {
     CheckRequest(request);
     num_waiting += request.waiting() ? 1 : 0;
     num_paused += request.state == RequestState::kPaused ? 1 : 0;
+    num_held += request.state == RequestState::kHeld ? 1 : 0;
     if (request.slot != kNoSlot) {
       Check(!slots[static_cast<std::size_t>(request.slot)], "a slot has two owners");
       slots[static_cast<std::size_t>(request.slot)] = true;
@@ -37,6 +39,7 @@ void EngineCore::CheckInvariants() const {
   Check(reserved <= cache_.num_available(), "I15: more is promised than there is");
   Check(num_waiting == num_waiting_, "the count of waiting requests is wrong");
   Check(num_paused == num_paused_, "the count of paused requests is wrong");
+  Check(num_held == num_held_, "the count of held requests is wrong");
   Check(std::ranges::is_sorted(
             running_,
             [this](Handle a, Handle b) { return requests_.Find(a)->precedes(*requests_.Find(b)); }),
@@ -94,8 +97,11 @@ void EngineCore::CheckRequest(const Request& request) const {
   Check(chain.num_published * config_.block_tokens <= request.num_settled() ||
             request.state == RequestState::kOnload,
         "I7: a block is published before it is computed");
-  Check(request.waiting() == (request.slot == kNoSlot),
+  Check((request.waiting() || request.state == RequestState::kHeld) == (request.slot == kNoSlot),
         "a request waits with a slot or runs without");
+  Check(!request.held || request.state == RequestState::kHeld ||
+            request.state == RequestState::kDraining || (request.running() && request.fenced()),
+        "I13: a request that is held runs or waits on");
   Check((request.state == RequestState::kQueued || request.state == RequestState::kPaused) ==
             queue_.Contains(request),
         "the queue and a request's state differ");
@@ -103,7 +109,8 @@ void EngineCore::CheckRequest(const Request& request) const {
         "the running list and a request's state differ");
   if (request.state == RequestState::kWaitLeader) {
     const Request* leader = requests_.Find(request.leader);
-    Check(leader != nullptr && std::ranges::count(leader->followers, request.handle) == 1,
+    Check(leader != nullptr && !leader->held &&
+              std::ranges::count(leader->followers, request.handle) == 1,
           "I17: a request waits for a leader that will not wake it");
   }
   NodeId node = chain.tip;

@@ -49,6 +49,18 @@ std::int32_t EngineCore::NumOwnBlocks(const Request& request) const {
 }
 
 void EngineCore::Pause(Request& request) {
+  Suspend(request);
+  request.state = RequestState::kPaused;
+  queue_.Add(request);
+  ++num_waiting_;
+  ++num_paused_;
+  ++num_preemptions_;
+  ++request.num_pauses;
+}
+
+// Takes blocks, slot and place among those who run from a request; its tokens stay. Returns the
+// node that its computed tokens are left in.
+NodeId EngineCore::Suspend(Request& request) {
   ANTIPHON_CHECK(request.running() && !request.fenced() && request.num_pending == 0);
   const auto width = static_cast<std::size_t>(config_.block_tokens);
   for (auto num_hashes = request.block_hashes.size();
@@ -58,15 +70,11 @@ void EngineCore::Pause(Request& request) {
         HashTokens(std::span<const TokenId>(request.tokens).subspan(num_hashes * width, width)));
   }
   GiveBack(request);
-  ReleaseChain(request, request.num_computed, request.num_known());
+  const NodeId tip = ReleaseChain(request, request.num_computed, request.num_known());
   std::erase(running_, request.handle);
   ++request.epoch;
   request.num_computed = 0;
-  request.state = RequestState::kPaused;
-  queue_.Add(request);
-  ++num_waiting_;
-  ++num_paused_;
-  ++num_preemptions_;
+  return tip;
 }
 
 // A fault knob: the latest request that decodes is paused, as soon as it has no row in flight. So

@@ -53,7 +53,7 @@ void EngineCore::PlanDecodes(Step& step) {
     }
     step.load.any_decoding = true;
     // A request that will end with a token in flight needs no row behind it.
-    if (request.planned_in == num_plans_ ||
+    if (!request.may_run(num_plans_) ||
         request.num_output() + request.num_pending >= request.output_limit) {
       continue;
     }
@@ -73,7 +73,7 @@ void EngineCore::PlanPrefillsInOrder(Step& step) {
   }
   for (const Handle handle : running_) {
     Request& request = *requests_.Find(handle);
-    if (request.state == RequestState::kPrefill && request.planned_in != num_plans_) {
+    if (request.state == RequestState::kPrefill && request.may_run(num_plans_)) {
       PlanChunk(request, batcher_.ChunkFor(request.num_computed, request.num_remaining()), step);
     }
   }
@@ -84,7 +84,7 @@ void EngineCore::PlanPrefillsEqually(Step& step) {
   passed_.clear();
   for (const Handle handle : running_) {
     const Request& request = *requests_.Find(handle);
-    if (request.state == RequestState::kPrefill && request.planned_in != num_plans_) {
+    if (request.state == RequestState::kPrefill && request.may_run(num_plans_)) {
       passed_.push_back(handle);
       chunks_.push_back({.start = request.num_computed, .remaining = request.num_remaining()});
     }
@@ -158,7 +158,7 @@ void EngineCore::NoteContribution(const Request& request) {
 void EngineCore::ContinueOnloads() {
   for (const Handle handle : running_) {
     Request& request = *requests_.Find(handle);
-    if (request.state == RequestState::kOnload && request.planned_in != num_plans_) {
+    if (request.state == RequestState::kOnload && request.may_run(num_plans_)) {
       Onload(request);
     }
   }

@@ -12,6 +12,8 @@ const char* StateName(RequestState state) {
       return "wait_leader";
     case RequestState::kPaused:
       return "paused";
+    case RequestState::kHeld:
+      return "held";
     case RequestState::kOnload:
       return "onload";
     case RequestState::kPrefill:

@@ -56,11 +56,11 @@ void WriteNumbers(Json& out, const char* name, const Values& values) {
 
 void WriteRequest(Json& out, const Request& request) {
   out << "{\"handle\":" << request.handle << ",\"state\":\"" << StateName(request.state)
-      << "\",\"epoch\":" << request.epoch << ",\"arrival\":" << request.arrival
-      << ",\"priority\":" << request.priority << ",\"leader\":" << request.leader
-      << ",\"scope\":" << request.chain.scope << ",\"slot\":" << request.slot
-      << ",\"num_prompt\":" << request.num_prompt << ",\"num_known\":" << request.num_known()
-      << ",\"num_computed\":" << request.num_computed
+      << "\",\"held\":" << (request.held ? "true" : "false") << ",\"epoch\":" << request.epoch
+      << ",\"arrival\":" << request.arrival << ",\"priority\":" << request.priority
+      << ",\"leader\":" << request.leader << ",\"scope\":" << request.chain.scope
+      << ",\"slot\":" << request.slot << ",\"num_prompt\":" << request.num_prompt
+      << ",\"num_known\":" << request.num_known() << ",\"num_computed\":" << request.num_computed
       << ",\"num_settled\":" << request.num_settled() << ",\"num_pending\":" << request.num_pending
       << ",\"num_steps\":" << request.num_steps << ",\"output_limit\":" << request.output_limit
       << ",\"blocks_to_completion\":" << request.blocks_to_completion
@@ -134,7 +134,7 @@ std::string EngineCore::DumpState() const {
   Json out;
   const CoreStats counters = stats();
   out << "{\"step\":" << counters.step << ",\"num_running\":" << counters.num_running
-      << ",\"num_waiting\":" << counters.num_waiting
+      << ",\"num_waiting\":" << counters.num_waiting << ",\"num_held\":" << counters.num_held
       << ",\"num_steps_in_flight\":" << num_steps_in_flight_
       << ",\"num_blocks_reserved\":" << capacity_.reserved() << ',';
   std::vector<const Request*> held;

@@ -193,3 +193,21 @@ def test_caller_flags_come_back_in_every_row():
 
     assert int(buffers["flags"][0]) & ~0xFF == flags
     assert buffers["adapter"][0] == 3
+
+
+def test_hold_and_release_say_whether_the_request_is_there():
+    core = SHAPE.make_core()
+    core.register_buffers(0, **good_buffers())
+    scope = core.intern_scope(tenant="", cache_scope="", adapter="", weights="")
+    handle = Ask(prompt=(5, 6), scope=scope).submit_to(core)
+
+    assert core.hold(handle)
+    assert (core.stats()["num_held"], core.stats()["num_waiting"]) == (1, 0)
+    assert core.plan(0) == 0
+    assert core.release(handle)
+    assert core.num_pauses(handle) == 0
+    assert core.plan(0) == 1
+    core.abort(handle)
+    assert not core.hold(handle)
+    assert not core.release(handle)
+    assert core.num_pauses(handle) == 0

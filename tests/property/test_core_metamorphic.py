@@ -68,6 +68,7 @@ class Variant:
     used: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     in_sessions: bool = True
+    with_holds: bool = False
     num_examples: int = 8
 
 
@@ -190,6 +191,34 @@ VARIANTS = [
         unused=("num_reused_tokens_total",),
     ),
     Variant(name="no sessions", shape=TIGHT, in_sessions=False),
+    *[
+        Variant(
+            name=f"holds, run-ahead {run_ahead}",
+            shape=replace(ROOMY, run_ahead=run_ahead),
+            used=("rests",),
+            with_holds=True,
+        )
+        for run_ahead in (0, 1, 2)
+    ],
+    Variant(
+        name="holds in a small pool with a host tier",
+        shape=replace(TIGHT, num_host_blocks=16, run_ahead=1, max_step_copies=1),
+        used=("rests", "num_offloads_total"),
+        with_holds=True,
+    ),
+    Variant(
+        name="holds beside pauses",
+        shape=replace(TIGHT, capacity_policy="max_utilization", watermark_blocks=0),
+        used=("rests", "num_preemptions_total"),
+        with_holds=True,
+        num_examples=30,
+    ),
+    Variant(
+        name="holds that lose everything",
+        shape=PLAIN,
+        used=("rests", "num_recomputed_tokens_total"),
+        with_holds=True,
+    ),
 ]
 
 
@@ -224,12 +253,18 @@ def mixed_shapes(draw: st.DrawFn) -> CoreShape:
 
 
 def outcomes(
-    shape: CoreShape, conversations: list[Conversation], seed: int, *, in_sessions: bool = True
+    shape: CoreShape,
+    conversations: list[Conversation],
+    seed: int,
+    *,
+    in_sessions: bool = True,
+    with_holds: bool = False,
 ) -> tuple[list[list[Outcome]], Counter[str]]:
     if not in_sessions:
         conversations = [replace(c, ask=replace(c.ask, session=0)) for c in conversations]
     driver = CoreDriver(shape, seed=seed)
-    report = ConversationRun(driver, conversations).run(random.Random(seed))
+    run = ConversationRun(driver, conversations, with_holds=with_holds)
+    report = run.run(random.Random(seed))
     driver.core.check_invariants()
     for session in range(1, len(conversations) + 1):
         driver.core.close_session(session)
@@ -254,7 +289,11 @@ def test_what_is_said_is_the_same_by_every_way_of_computing(variant, scale):
     @given(conversations=workloads(), seed=st.integers(0, 2**32))
     def run(conversations: list[Conversation], seed: int) -> None:
         together, used = outcomes(
-            variant.shape, conversations, seed, in_sessions=variant.in_sessions
+            variant.shape,
+            conversations,
+            seed,
+            in_sessions=variant.in_sessions,
+            with_holds=variant.with_holds,
         )
         counters.update(used)
         assert together == [alone(conversation) for conversation in conversations]
@@ -267,9 +306,16 @@ def test_what_is_said_is_the_same_by_every_way_of_computing(variant, scale):
 
 def test_what_is_said_is_the_same_under_any_settings_together(scale):
     @bounded(50 * scale)
-    @given(shape=mixed_shapes(), conversations=workloads(), seed=st.integers(0, 2**32))
-    def run(shape: CoreShape, conversations: list[Conversation], seed: int) -> None:
-        together, _ = outcomes(shape, conversations, seed)
+    @given(
+        shape=mixed_shapes(),
+        conversations=workloads(),
+        seed=st.integers(0, 2**32),
+        with_holds=st.booleans(),
+    )
+    def run(
+        shape: CoreShape, conversations: list[Conversation], seed: int, with_holds: bool
+    ) -> None:
+        together, _ = outcomes(shape, conversations, seed, with_holds=with_holds)
         assert together == [alone(conversation) for conversation in conversations]
 
     run()

@@ -128,6 +128,16 @@ class CoreMachine(RuleBasedStateMachine):
     def finish(self, data: st.DataObject, keep: int) -> None:
         self.model.finish(self._any_handle(data), keep)
 
+    @rule(data=st.data())
+    @precondition(lambda self: self.model.requests)
+    def hold(self, data: st.DataObject) -> None:
+        self.model.hold(self._any_handle(data))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.model.held)
+    def release(self, data: st.DataObject) -> None:
+        self.model.release(data.draw(st.sampled_from(self.model.held)))
+
     @rule(by_us=st.sampled_from([1, 500, 10_000]))
     def jump_clock(self, by_us: int) -> None:
         self.model.now_us += by_us
@@ -228,6 +238,7 @@ FEATURES = (
     "num_copies_on_write_total",
     "num_deferrals_total",
     "num_bypasses_total",
+    "rests",
 )
 
 

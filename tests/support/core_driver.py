@@ -29,6 +29,8 @@ class CoreDriver:
         self._next_set = 0
         self._num_submitted = 0
         self._num_pauses = 0
+        self.num_rests = 0
+        """How often a request that was held gave up its blocks."""
 
     @property
     def may_plan(self) -> bool:
@@ -53,6 +55,7 @@ class CoreDriver:
             handle=handle,
             arrival=self._num_submitted,
             history=History(ask.scope, ask.prompt),
+            free=self._rests(ask.leader),
         )
         return handle
 
@@ -66,8 +69,34 @@ class CoreDriver:
         self._end(handle)
         assert not self.core.finish(handle, keep), "I5: a request ended twice"
 
+    def hold(self, handle: int) -> None:
+        for _ in range(2):
+            assert self.core.hold(handle) == (handle in self.requests), (
+                "I24: an end is told wrongly"
+            )
+        if handle not in self.requests:
+            return
+        self.requests[handle].held = True
+        for request in self.requests.values():
+            request.free |= request.ask.leader == handle
+        self._find_rested()
+
+    def release(self, handle: int) -> None:
+        for _ in range(2):
+            assert self.core.release(handle) == (handle in self.requests), "I24"
+        request = self.requests.get(handle)
+        if request is not None and request.held:
+            request.held = False
+            request.free = self._rests(request.ask.leader)
+
+    @property
+    def held(self) -> list[int]:
+        return [handle for handle, request in self.requests.items() if request.held]
+
     def run(self, sample: Sampler, *, max_steps: int = 4000) -> None:
-        """Steps until no request is left and no step is in flight."""
+        """Releases all and steps until no request is left and no step is in flight."""
+        for handle in self.held:
+            self.release(handle)
         for _ in range(max_steps):
             if not self.requests:
                 return self.drain(sample)
@@ -116,6 +145,8 @@ class CoreDriver:
         self.in_flight.popleft()
         for row in step.rows:
             self._take_result(step, row)
+        if self.held:
+            self._find_rested()
 
     def outcomes(self, handles: list[int]) -> list[tuple[list[int], int]]:
         """Output and finish reason of requests that have ended."""
@@ -129,18 +160,35 @@ class CoreDriver:
             self.execute(sample)
         self.commit()
 
+    def _rests(self, handle: int) -> bool:
+        return handle in self.requests and self.requests[handle].held
+
+    def _find_rested(self) -> None:
+        """Notes who has given up his blocks because he is held."""
+        for request in self._find_suspended():
+            assert request.held, "a request lost its blocks and was not paused"
+            self.num_rests += 1
+
     def _find_paused(self) -> None:
-        """Notes who was paused by the plan: a request that runs again has another epoch."""
+        """Notes who was paused by the plan."""
         num_pauses = self.core.stats()["num_preemptions_total"]
         if num_pauses == self._num_pauses:
             return
         self._num_pauses = num_pauses
+        for request in self._find_suspended():
+            request.num_pauses += 1
+            assert self.core.num_pauses(request.handle) == request.num_pauses
+
+    def _find_suspended(self) -> list[ModelRequest]:
+        """Notes who has lost his blocks, and returns them: who runs again has another epoch."""
+        suspended = []
         for dumped in self.state().requests.values():
             request = self.requests.get(dumped.handle)
             if request is not None and dumped.epoch != request.epoch:
                 request.running = False
                 request.epoch = dumped.epoch
-                request.num_pauses += 1
+                suspended.append(request)
+        return suspended
 
     def _take_result(self, step: PlannedStep, row: PlannedRow) -> None:
         result = [int(value) for value in step.buffers["result"][row.index]]

@@ -49,7 +49,8 @@ class Fairness:
     def check(self, planning: Planning, requests: Requests) -> None:
         self._num_plans += 1
         if planning.step is None:
-            assert planning.in_flight or not requests, "I17: requests are there and nothing runs"
+            rest = all(request.held for request in requests.values())
+            assert planning.in_flight or rest, "I17: requests are there and nothing runs"
         self._check_pauses(planning, requests)
         self._check_decodes(planning, requests)
         admitted = self._admitted(planning)
@@ -63,7 +64,7 @@ class Fairness:
         """First come, first served, under the plainest settings: nothing is left to choice."""
         admitted = self._admitted(planning)
         queue = sorted(
-            (r for r in requests.values() if r.handle not in planning.was_running),
+            (r for r in requests.values() if not r.held and r.handle not in planning.was_running),
             key=lambda request: request.order,
         )
         queue = [request for request in queue if self._led(request, requests)]
@@ -129,15 +130,16 @@ class Fairness:
         for handle in planning.was_running - planning.paused - rows:
             request = requests[handle]
             generates = request.sampled_in_epoch and request.may_sample(self._shape)
-            assert not generates, "I17: a request that generates waits"
+            assert request.held or not generates, "I17: a request that generates waits"
 
     def _check_order(self, planning: Planning, admitted: set[int], requests: Requests) -> None:
         """I18: a request is passed over by few, and not for long. Paused ones keep their place."""
         for handle in admitted:
+            assert not requests[handle].held, "I13: a request that is held is admitted"
             self.forget(handle)
             assert self._led(requests[handle], requests), "a follower starts before its leader"
         for request in requests.values():
-            if request.handle in planning.was_running or request.handle in admitted:
+            if request.held or request.handle in planning.was_running | admitted:
                 continue
             if request.handle in planning.before.in_state("wait_leader"):
                 assert request.ask.leader in requests, "I17: its leader is gone and it waits on"
@@ -174,7 +176,7 @@ class Fairness:
 
     def _led(self, request: ModelRequest, requests: Requests) -> bool:
         leader = requests.get(request.ask.leader)
-        return leader is None or bool(leader.outputs)
+        return leader is None or request.free or bool(leader.outputs)
 
     def _fits(self, state: CoreState, request: ModelRequest) -> bool:
         """Whether GUARANTEED_NO_EVICT may admit the request: the rule in its plainest form."""

@@ -29,6 +29,8 @@ class CoreLife:
             self._commit: 8,
             self._abort: 2,
             self._finish: 2,
+            self._hold: 2,
+            self._release: 4,
             self._move_session: 3,
             self._close_session: 2,
             self._jump_clock: 2,
@@ -55,6 +57,7 @@ class CoreLife:
         if self._shape.num_kv_events:
             model.events.catch_up()
         counters = Counter(model.stats())
+        counters["rests"] = model.num_rests
         model.check_empty()
         return counters
 
@@ -129,6 +132,14 @@ class CoreLife:
     def _finish(self) -> None:
         if self._model.requests:
             self._model.finish(self._any_handle(), self._rng.randint(0, 4))
+
+    def _hold(self) -> None:
+        if self._model.requests:
+            self._model.hold(self._any_handle())
+
+    def _release(self) -> None:
+        if self._model.held:
+            self._model.release(self._rng.choice(self._model.held))
 
     def _any_handle(self) -> int:
         return self._rng.choice([*self._model.requests, *list(self._model.ended)[-2:]])

@@ -12,7 +12,7 @@ from support.core_driver import CoreDriver
 from support.core_events import EventReader
 from support.core_fairness import RUNNING, Fairness, Planning
 from support.core_fences import Fences
-from support.core_values import CoreShape, History
+from support.core_values import CoreShape, History, ModelRequest
 
 _COUNTERS = ("num_preemptions_total", "num_evictions_total")
 
@@ -43,8 +43,6 @@ class CoreModel(CoreDriver):
             paused=frozenset(h for h, r in self.requests.items() if r.num_pauses > num_pauses[h]),
             counters={name: grown[name] - stats[name] for name in _COUNTERS},
         )
-        for handle in planning.paused:
-            self._fences.release(handle)
         if step is not None:
             self._fences.check(step, in_flight, after)
         self._fairness.check(planning, self.requests)
@@ -56,6 +54,10 @@ class CoreModel(CoreDriver):
             self._check_evictions(planning)
         self._last_plan_us = self.now_us
         return planned
+
+    def hold(self, handle: int) -> None:
+        super().hold(handle)
+        self._fairness.forget(handle)
 
     def check(self) -> None:
         """Checks the whole state, from inside and from outside."""
@@ -69,9 +71,13 @@ class CoreModel(CoreDriver):
         assert stats["num_blocks_free"] == len(state.clean)
         assert stats["num_blocks_cached"] == len(state.cached)
         assert stats["num_blocks_used"] == len(state.references)
-        num_held = stats["num_running"] + stats["num_waiting"] + stats["num_paused"]
-        assert num_held == len(self.requests), "I24: requests are counted wrongly"
+        num_live = stats["num_running"] + stats["num_waiting"] + stats["num_paused"]
+        assert num_live + stats["num_held"] == len(self.requests), "I24: miscounted requests"
         assert stats["num_paused"] == len(state.in_state("paused"))
+        resting = state.in_state("held")
+        assert stats["num_held"] == len(resting)
+        in_flight = {row.handle for step in self.in_flight for row in step.rows}
+        assert resting == set(self.held) - in_flight, "I13: a request that is held does not rest"
 
     def check_match(self, scope: int, tokens: Sequence[int]) -> None:
         """I8: a lookup finds the longest published prefix, in whole blocks."""
@@ -89,6 +95,7 @@ class CoreModel(CoreDriver):
         stats = self.core.stats()
         assert stats["num_blocks_used"] == 0, "I24: blocks are held with no request there"
         assert stats["num_running"] == stats["num_waiting"] == stats["num_paused"] == 0
+        assert stats["num_held"] == 0
         assert self.core.flush_prefix_cache() == stats["num_blocks_cached"]
         state = self.state()
         assert sorted(state.clean) == list(range(1, self.shape.num_blocks)), "I25"
@@ -100,6 +107,12 @@ class CoreModel(CoreDriver):
         super()._end(handle)
         self._fences.release(handle)
         self._fairness.forget(handle)
+
+    def _find_suspended(self) -> list[ModelRequest]:
+        suspended = super()._find_suspended()
+        for request in suspended:
+            self._fences.release(request.handle)
+        return suspended
 
     def _host_in_flight(self) -> set[int]:
         return {block for step in self.in_flight for block in step.blocks_in_use(_native.TIER_HOST)}

@@ -43,9 +43,16 @@ class ConversationRun:
     """Runs conversations side by side in one core."""
 
     def __init__(
-        self, driver: CoreDriver, conversations: Sequence[Conversation], *, tenant: str = "one"
+        self,
+        driver: CoreDriver,
+        conversations: Sequence[Conversation],
+        *,
+        tenant: str = "one",
+        with_holds: bool = False,
     ) -> None:
+        """`with_holds`: now and then a request is held, and later released."""
         self._driver = driver
+        self._with_holds = with_holds
         self._conversations = conversations
         self._scope = driver.scope(tenant)
         self._handles: list[list[int]] = [[] for _ in conversations]
@@ -58,6 +65,8 @@ class ConversationRun:
         driver = self._driver
         for _ in range(max_actions):
             self._submit_due()
+            if self._with_holds:
+                self._hold_or_release(rng)
             if all(self._done) and not driver.in_flight:
                 return self._report()
             actions = [self._plan] if driver.may_plan and driver.requests else []
@@ -70,6 +79,13 @@ class ConversationRun:
             else:
                 self._num_steps += 1  # nobody is there yet
         raise AssertionError(f"I17: no end is in sight: {driver.core.dump_state()}")
+
+    def _hold_or_release(self, rng: random.Random) -> None:
+        driver, choice = self._driver, rng.random()
+        if choice < 0.1 and driver.requests:
+            driver.hold(rng.choice(list(driver.requests)))
+        elif choice < 0.3 and driver.held:
+            driver.release(rng.choice(driver.held))
 
     def _plan(self) -> None:
         self._num_steps += 1
@@ -119,6 +135,7 @@ class ConversationRun:
     def _report(self) -> Report:
         ended = self._driver.ended
         counters = self._counters + Counter(self._driver.core.stats())
+        counters["rests"] = self._driver.num_rests
         outcomes = [
             [(ended[h].outputs, ended[h].finish, ended[h].uniforms) for h in handles]
             for handles in self._handles

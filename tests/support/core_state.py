@@ -162,8 +162,8 @@ class CoreState:
         assert in_flight or not draining, "I24: an ended request holds on to its blocks"
         for request in self.requests.values():
             assert 0 <= request.num_settled <= request.num_computed, "I21"
-            if request.state in ("queued", "wait_leader", "paused"):
-                assert not request.blocks, "I13: a request that waits has blocks"
+            if request.state in ("queued", "wait_leader", "paused", "held"):
+                assert not request.blocks, "I13: a request that waits or rests has blocks"
 
     def match(self, ghost: GhostKv, history: History) -> "NaiveMatch":
         """The longest published prefix of a history, by comparing cells."""

@@ -195,6 +195,10 @@ class ModelRequest:
     finish: int = _native.FINISH_NONE
     epoch: int = 1
     """Grows with each pause."""
+    held: bool = False
+    """Whether its caller wants it to rest."""
+    free: bool = False
+    """Whether its leader has rested meanwhile, so that it waits for it no longer."""
     running: bool = False
     """Whether it has had a row in this epoch, and has not ended."""
     computed: int = 0

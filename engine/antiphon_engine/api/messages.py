@@ -202,7 +202,7 @@ class CoreStats(_Message, frozen=True, kw_only=True):
     num_host_blocks_used: int = 0
     num_prefilled_tokens_total: int = 0
     num_recomputed_tokens_total: int = 0
-    """Computed again after a pause; not in `num_prefilled_tokens_total`."""
+    """Computed again after a pause or a hold; not in `num_prefilled_tokens_total`."""
     num_reused_tokens_total: int = 0
     num_generated_tokens_total: int = 0
     num_preemptions_total: int = 0

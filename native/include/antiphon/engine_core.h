@@ -78,6 +78,7 @@ struct CoreStats {
   std::int64_t num_running = 0;
   std::int64_t num_waiting = 0;  // those paused not counted
   std::int64_t num_paused = 0;
+  std::int64_t num_held = 0;    // those whose last rows are in flight still count as running
   std::int64_t num_blocks = 0;  // without scratch
   std::int64_t num_blocks_used = 0;
   std::int64_t num_blocks_cached = 0;
@@ -108,9 +109,11 @@ struct CoreStats {
 //     that is free is used by no step in flight, and may be the destination of a copy.
 //  4. Only a request without a row in flight is paused, and only for one that precedes it or for
 //     want of memory of its own.
+//  5. A request that is held gets no row. It holds blocks and a slot only as long as rows that were
+//     in flight are, whose tokens count; then nobody waits for it or because of it.
 //
-// Complexity: Plan is O(rows + new blocks + admissions), Commit O(rows). A request that waits costs
-// nothing; those at the head of the queue are looked at again only when that could help.
+// Complexity: Plan is O(rows + new blocks + admissions), Commit O(rows). A request that waits or is
+// held costs nothing; those at the head of the queue are looked at again only when that could help.
 //
 // Not thread-safe.
 class EngineCore {
@@ -135,6 +138,13 @@ class EngineCore {
   bool Abort(Handle handle);
   bool Finish(Handle handle, std::int32_t keep_output_tokens);
 
+  // Stops work on a request, in any phase, and lets its blocks go to the cache; its tokens stay,
+  // and so does its place among `max_requests`. Those who wait for its prompt wait no longer.
+  // Release lets it go on where it was, in its old place in line. Both return false if the request
+  // has ended, and change nothing the second time.
+  bool Hold(Handle handle);
+  bool Release(Handle handle);
+
   // Returns 0 if nothing can run. `now_us`: a clock that never goes back.
   // Throws StalledError after `stall_passes` calls in a row that found nothing to run while
   // requests wait and no step is in flight.
@@ -144,6 +154,9 @@ class EngineCore {
   // REQUIRES: `step` is the oldest in flight; tokens and num_tokens of its buffers are written, its
   // copies carried out
   void Commit(StepId step);
+
+  // How often the request was paused to make room; 0 if it is gone.
+  std::int32_t NumPauses(Handle handle) const;
 
   // The request's prompt and output so far; empty if it is gone.
   std::span<const TokenId> Tokens(Handle handle) const;
@@ -233,6 +246,11 @@ class EngineCore {
   std::int32_t NumOwnBlocks(const Request& request) const;
   void Pause(Request& request);
   void PauseOnPurpose();
+  NodeId Suspend(Request& request);
+
+  // holding.cc
+  void LetRest(Request& request);
+  void LeaveLine(Request& request);
 
   // committing.cc
   void CommitRow(const PlannedRow& row, TokenId token, std::int32_t num_tokens,
@@ -276,6 +294,7 @@ class EngineCore {
   std::int32_t num_empty_plans_ = 0;  // in a row
   std::int64_t num_waiting_ = 0;      // those paused included
   std::int64_t num_paused_ = 0;
+  std::int64_t num_held_ = 0;
   std::int64_t num_lookups_ = 0;
   bool pause_is_due_ = false;
   std::int64_t num_prefilled_ = 0;

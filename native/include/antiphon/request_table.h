@@ -14,6 +14,7 @@ enum class RequestState : std::uint8_t {
   kQueued,      // waits for memory, a slot and budget
   kWaitLeader,  // waits for another request's prompt
   kPaused,      // ran, and had to make room; waits like kQueued
+  kHeld,        // has neither blocks nor a place in line until it is released
   kOnload,      // admitted; blocks of its prefix are still being brought from the host
   kPrefill,     // admitted; known tokens are being computed
   kDecode,      // admitted; every step gives a token
@@ -38,6 +39,7 @@ struct Request {
   // What every step reads comes first, close together.
   Handle handle = 0;
   RequestState state = RequestState::kFree;
+  bool held = false;        // gets no rows; kHeld as soon as none is in flight
   bool started = false;     // has had its first row
   bool new_slot = false;    // its next row is the first in its slot
   std::uint32_t epoch = 0;  // grows whenever rows that are in flight become void
@@ -51,6 +53,7 @@ struct Request {
   std::int32_t num_pending = 0;   // output tokens that steps in flight will bring
   std::int32_t num_reached = 0;   // the most that were ever computed
   std::int32_t num_steps = 0;
+  std::int32_t num_pauses = 0;
   std::int32_t max_output = 0;    // what the caller allows
   std::int32_t output_limit = 0;  // the same, cut to the context
   std::int32_t output_index = 0;
@@ -91,10 +94,12 @@ struct Request {
     return state == RequestState::kOnload || state == RequestState::kPrefill ||
            state == RequestState::kDecode;
   }
-  // Whether it has not ended: it waits or runs.
-  bool live() const { return waiting() || running(); }
+  // Whether it has not ended: it waits, runs or is held.
+  bool live() const { return waiting() || running() || state == RequestState::kHeld; }
   // Whether its blocks can't be freed now, because a step in flight uses them.
   bool fenced() const { return num_inflight > 0; }
+  // Whether a step may give it a row.
+  bool may_run(std::int64_t num_plans) const { return !held && planned_in != num_plans; }
   // Whether its right to run is higher than another's.
   bool precedes(const Request& other) const {
     return priority != other.priority ? priority > other.priority : arrival < other.arrival;

@@ -1,5 +1,6 @@
 """A tiny model says what the reference says, whatever the engine does to its requests meanwhile."""
 
+import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.messages import (
     CoreStats,
     GenerationRequest,
+    Hold,
+    Release,
     SamplingParams,
     StopParams,
 )
@@ -233,3 +236,26 @@ def test_draws_with_penalties_are_those_of_an_undisturbed_engine(
 
     assert disturbed == undisturbed
     assert (stats.num_preemptions_total > 0) == ("fault_pause_every" in settings)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_with_holds_at_random(reference: Reference, ahead: int) -> None:
+    config = replace(CONFIG, run_ahead=ahead, host_cache_bytes=1 << 20, **TIGHT)
+    rng = random.Random(ahead)
+    model = describe(Executor(config, reference.checkpoint))
+    num_held = 0
+    with running_loop_of(model, config) as harness:
+        for request_id, prompt in enumerate(PROMPTS):
+            harness.submit(request_id, request(*prompt, sampling=GREEDY, stop=STOP))
+        for _ in range(200):
+            kind = rng.choice([Hold, Release])
+            harness.send(kind(request_id=rng.randrange(len(PROMPTS))))
+            harness.step()
+            num_held += harness.stats().num_held
+        harness.send(*(Release(request_id=request_id) for request_id in range(len(PROMPTS))))
+        harness.run()
+        check_at_rest(harness)
+
+        told = [harness.heard.tokens[request_id, 0] for request_id in range(len(PROMPTS))]
+    assert told == reference.outputs
+    assert num_held > 0
