@@ -139,13 +139,6 @@ def test_every_mistake_is_told_in_one_line_with_the_address(runner: Runner) -> N
         assert MISTAKES[listen] in last_line(log)
 
 
-def test_encryption_is_refused_by_name_where_it_is_asked_for(runner: Runner) -> None:
-    exit_status, log = runner.run("--set", "server.tls_certificate=/etc/a.pem")
-
-    assert exit_status == 2
-    assert "there is no setting 'server.tls_certificate'" in last_line(log)
-
-
 def test_callers_who_speak_something_else_fail_alone(port: int) -> None:
     credentials = grpc.ssl_channel_credentials()
     with (
