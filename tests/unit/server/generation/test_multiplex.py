@@ -131,7 +131,7 @@ async def test_requests_that_run_together_share_frames(text: TextSide, offload: 
         for _ in range(5):
             engine.step()
             num_events = caller.num_events
-            await caller.until(lambda seen, before=num_events: seen.num_events >= before + 30)
+            await caller.until(lambda seen, before=num_events: seen.num_events > before)
         status = await caller.finish()
 
     assert status is grpc.StatusCode.OK
