@@ -145,6 +145,7 @@ class Server:
             limits=SessionLimits(
                 max_queued_turns=self._config.sessions.max_queued_turns,
                 idle_ttl_s=self._config.sessions.idle_ttl_s,
+                retention_s=self._config.sessions.retention_s,
                 max_loaded=self._config.sessions.max_loaded,
                 recovery_wait_s=self._config.sessions.recovery_wait_s,
                 max_attempts=self._config.sessions.max_attempts,

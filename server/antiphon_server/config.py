@@ -81,6 +81,8 @@ class SessionsConfig:
     """The most sessions of a tenant."""
     max_queued_turns: int = 16
     """The most turns that wait in a session, beside the one that runs."""
+    retention_s: float = 3600.0
+    """An idle session keeps its cache's priority this long, where it sets no duration itself."""
     max_loaded: int = 1024
     """The most idle sessions kept in memory; others are read again when they are needed."""
     recovery_wait_s: float = 60.0

@@ -9,6 +9,7 @@ from antiphon_server.access.quotas import Place
 from antiphon_server.convert import pack_token_ids
 from antiphon_server.endurance import Endurance
 from antiphon_server.generation_output import NewTokens
+from antiphon_server.retention import RetentionHint
 from antiphon_server.validation import ResolvedConfig
 
 
@@ -28,6 +29,7 @@ class GenerationSpec:
     tracestate: str = ""
     place: Place | None = None
     """What a turn holds of its tenant's quotas; None: the request takes its own."""
+    retention: RetentionHint = field(default_factory=RetentionHint)
     resumed: NewTokens = field(default_factory=NewTokens)
     """What was generated before of the one output, which goes on behind it; told as if new."""
     endurance: Endurance | None = None
@@ -48,5 +50,8 @@ def to_request(spec: GenerationSpec, scope: messages.Scope) -> messages.Generati
         priority=config.priority,
         traceparent=spec.traceparent,
         tracestate=spec.tracestate,
+        session=spec.retention.session,
+        retention_priority=spec.retention.priority,
+        retention_us=spec.retention.duration_us,
     )
     return request.resumed_behind(array("i", spec.resumed.token_ids))

@@ -44,6 +44,7 @@ RULES: Final[Mapping[str, Range | Choice]] = {
     "sessions.idle_ttl_s": Range(1, 3650 * 86400.0),
     "sessions.max_sessions": _COUNT,
     "sessions.max_queued_turns": Range(1, 1024),
+    "sessions.retention_s": Range(1, 3650 * 86400.0),
     "sessions.max_loaded": _COUNT,
     "sessions.recovery_wait_s": Range(0, 86400),
     "sessions.max_attempts": _COUNT,

@@ -68,6 +68,13 @@ PLAIN = {
     "GetSession": [session_pb2.GetSessionRequest(name=NAME)],
     "DeleteSession": [session_pb2.DeleteSessionRequest(name=NAME)],
     "RunTurn": [session_pb2.RunTurnRequest(session=NAME, turn=TURN)],
+    "ForkSession": [session_pb2.ForkSessionRequest(name=NAME, session_id="new-SESSION")],
+    "RewindSession": [session_pb2.RewindSessionRequest(name=NAME, to={"turn": T1})],
+    "AppendTurn": [
+        session_pb2.AppendTurnRequest(
+            session=NAME, append=AppendItems(turn_id="t", items=[user("hi")])
+        )
+    ],
     "CancelTurn": [session_pb2.CancelTurnRequest(name=T1)],
     "GetTurn": [session_pb2.GetTurnRequest(name=T1)],
     "ListTurns": [session_pb2.ListTurnsRequest(session=NAME)],
@@ -135,6 +142,7 @@ WITHOUT_EFFECT = {
 SHOWN_ELSEWHERE = {
     r"^Drain \.limit$": "test_turns_cut_at_the_limit_keep_their_output_over_a_restart",
     r"\.on_disconnect$": "test_a_broken_stream_leaves_its_turn_as_it_asked",
+    r"cancel_active$": "test_turns_are_stopped_for_a_rewind_where_asked",
     r"discard_partial$": "test_a_discarded_turn_leaves_the_history_as_before",
     r"^WatchEngineStats \.interval$": "test_stats_are_watched_at_the_interval_asked_for",
     r"^ListModels \.page_size$": "test_bad_page_is_refused_by_field",

@@ -79,6 +79,8 @@ class FakeEngine:
         self.num_steps = 0
         self.num_prefilled_tokens = 0
         self.num_reused_tokens = 0
+        self.hints: list[tuple[str, *tuple[int, ...]]] = []
+        """What was told of sessions, in order: `close`, `fork` or `rewind`, and its numbers."""
         self.closed = False
         self._facts = facts
         self._state = state
@@ -141,6 +143,15 @@ class FakeEngine:
     async def match_prefix(self, scope: Scope, tokens: bytes) -> int:
         self._check_up()
         return self._cached.match(scope, list(array("i", tokens)))
+
+    def close_session(self, session: int) -> None:
+        self.hints.append(("close", session))
+
+    def fork_session(self, session: int, new_session: int) -> None:
+        self.hints.append(("fork", session, new_session))
+
+    def rewind_session(self, session: int, num_tokens: int) -> None:
+        self.hints.append(("rewind", session, num_tokens))
 
     async def close(self) -> None:
         self.closed = True

@@ -12,7 +12,10 @@ from antiphon.v1.session_pb2 import (
     ConverseRequest,
     ConverseResponse,
     CreateSessionRequest,
+    ForkSessionRequest,
+    ListTurnsRequest,
     OpenSession,
+    RewindSessionRequest,
     Session,
     StartTurn,
     Turn,
@@ -27,6 +30,7 @@ from antiphon_server.offload import Offload
 from antiphon_server.served_model import ServedModel
 from antiphon_server.services.converse import Conversation
 from antiphon_server.sessions.limits import Clock, Draws, SessionLimits
+from antiphon_server.sessions.listing import list_turns
 from antiphon_server.sessions.records import SessionKey
 from antiphon_server.sessions.registry import SessionRegistry
 from antiphon_server.sessions.sqlite_store import SqliteStore
@@ -37,6 +41,7 @@ from support.served_models import TextSide, served_model
 from support.session_rows import user
 
 KEY = SessionKey("", "a")
+FORK = SessionKey("", "fork")
 
 
 @dataclass(slots=True)
@@ -77,9 +82,9 @@ class SessionBench:
         """Runs a turn of KEY to its end."""
         return await self.follow(start_turn(text, turn_id, **values))
 
-    async def follow(self, start: StartTurn) -> list[TurnEvent]:
-        """Runs a turn of KEY to its end."""
-        async with self.registry.use(KEY) as session:
+    async def follow(self, start: StartTurn, key: SessionKey = KEY) -> list[TurnEvent]:
+        """Runs a turn to its end."""
+        async with self.registry.use(key) as session:
             turn = await session.start_turn(read_start_turn(start, Frame(path="turn")))
             return await events_of(turn.log)
 
@@ -90,15 +95,30 @@ class SessionBench:
             turn = await session.start_turn(read_append(frame, Frame(path="append")))
             return await events_of(turn.log)
 
-    async def session(self) -> Session:
-        """KEY as it stands."""
-        async with self.registry.use(KEY) as session:
+    async def fork(self, **values: object) -> Session:
+        """Forks KEY; the fork is FORK unless the values say otherwise."""
+        values = {"name": KEY.name, "session_id": FORK.session_id} | values
+        return await self.registry.fork("", ForkSessionRequest(**values))
+
+    async def rewind(self, **values: object) -> Session:
+        """Takes KEY back."""
+        request = RewindSessionRequest(**{"name": KEY.name} | values)
+        return await self.registry.rewind("", request)
+
+    async def session(self, key: SessionKey = KEY) -> Session:
+        """A session as it stands."""
+        async with self.registry.use(key) as session:
             return await session.present_with_residency()
 
-    async def turn(self, turn_id: str) -> Turn:
-        """A turn of KEY as it stands."""
-        async with self.registry.use(KEY) as session:
+    async def turn(self, turn_id: str, key: SessionKey = KEY) -> Turn:
+        """A turn as it stands."""
+        async with self.registry.use(key) as session:
             return await session.read_turn(turn_id)
+
+    async def turns(self, key: SessionKey = KEY) -> list[Turn]:
+        """All turns, also those that are not in the history."""
+        request = ListTurnsRequest(session=key.name, show_all=True, page_size=1000)
+        return list((await list_turns(self.registry, key.tenant, request)).turns)
 
     def converse(self, *frames: ConverseRequest) -> "Talk":
         """Opens a stream and sends frames."""

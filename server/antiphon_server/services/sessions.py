@@ -38,12 +38,13 @@ from antiphon_server.answer_size import check_answer_size
 from antiphon_server.caller import caller_of, traceparent_of
 from antiphon_server.capabilities import unsupported_feature
 from antiphon_server.services.converse import Conversation
+from antiphon_server.sessions.appending import append_turn
 from antiphon_server.sessions.event_log import ReaderSpec
 from antiphon_server.sessions.failures import is_cancelled, to_error
 from antiphon_server.sessions.listing import list_sessions, list_turns
 from antiphon_server.sessions.names import parse_session_name, parse_turn_name
 from antiphon_server.sessions.registry import SessionRegistry
-from antiphon_server.sessions.turn_request import Frame, read_start_turn
+from antiphon_server.sessions.turn_request import Frame, read_append, read_start_turn
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -161,20 +162,26 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
     async def ForkSession(
         self, request: ForkSessionRequest, context: ServicerContext[ForkSessionRequest, Session]
     ) -> Session:
-        """Is not built in this release."""
-        _refuse("ForkSession")
+        """Makes a session that shares a history."""
+        return await self._registry.fork(caller_of(context).tenant, request)
 
     async def RewindSession(
         self, request: RewindSessionRequest, context: ServicerContext[RewindSessionRequest, Session]
     ) -> Session:
-        """Is not built in this release."""
-        _refuse("RewindSession")
+        """Takes a session back in its history."""
+        return await self._registry.rewind(caller_of(context).tenant, request)
 
     async def AppendTurn(
         self, request: AppendTurnRequest, context: ServicerContext[AppendTurnRequest, Turn]
     ) -> Turn:
-        """Is not built in this release."""
-        _refuse("AppendTurn")
+        """Adds items, and returns the turn once it is durable."""
+        key = parse_session_name(caller_of(context).tenant, request.session, "session")
+        frame = Frame(path="append", traceparent=traceparent_of(context))
+        async with self._registry.use(key) as session:
+            turn = await append_turn(session, read_append(request.append, frame))
+        if turn.state == Turn.STATE_FAILED:
+            await _end_as(turn.failure, context)
+        return _sendable(turn)
 
     async def StreamTurnEvents(
         self,

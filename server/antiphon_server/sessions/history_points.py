@@ -1,5 +1,6 @@
 """Places in a session's history, and what a turn that stands on one builds upon."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from antiphon.v1.session_pb2 import HistoryPoint, Turn
@@ -13,7 +14,16 @@ from antiphon.v1.types_pb2 import (
 from antiphon_engine.api.errors import FieldViolation, InvalidRequest
 from antiphon_server.sessions.history import History, load_history
 from antiphon_server.sessions.names import parse_turn_name, turn_not_found
-from antiphon_server.sessions.records import COMPLETED, SessionKey, SessionRow, TurnRow
+from antiphon_server.sessions.records import (
+    COMPLETED,
+    FAILED,
+    QUEUED,
+    RUNNING,
+    SUPERSEDED,
+    SessionKey,
+    SessionRow,
+    TurnRow,
+)
 from antiphon_server.sessions.surroundings import Surroundings
 
 _CONTINUABLE = (
@@ -21,6 +31,13 @@ _CONTINUABLE = (
     FINISH_REASON_TIME_LIMIT,
     FINISH_REASON_CANCELLED,
 )
+_STATES: Mapping["Turn.State.ValueType", str] = {
+    QUEUED: "has not ended",
+    RUNNING: "has not ended",
+    FAILED: "has failed",
+    SUPERSEDED: "was superseded by a rewind",
+}
+"""How turns that are not in the history are told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +68,11 @@ async def find_turn(
     if row is None:
         raise turn_not_found(key, turn_id)
     if row.turn.state != COMPLETED:
-        state = Turn.State.Name(row.turn.state).removeprefix("STATE_")
         raise InvalidRequest(
             FieldViolation(
                 path,
-                f"must be a completed turn of the history; {name} is {state}. ListTurns lists the"
-                " history",
+                f"must be a completed turn of the history; {name} {_STATES[row.turn.state]}."
+                " ListTurns lists the history",
             )
         )
     return row

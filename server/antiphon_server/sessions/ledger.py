@@ -60,9 +60,11 @@ class Ledger:
             return Base(
                 history=self.history, head_turn=session.head_turn, num_turns=session.num_turns
             )
-        return await base_at(
-            self._surroundings, self.row, request.rewind_to, path=f"{request.path}.rewind_to"
-        )
+        return await self.base_at(request.rewind_to, path=f"{request.path}.rewind_to")
+
+    async def base_at(self, point: HistoryPoint, *, path: str) -> Base:
+        """Returns what stands up to a place in the history. Raises AntiphonError."""
+        return await base_at(self._surroundings, self.row, point, path=path)
 
     async def complete(self, turn: LiveTurn, outcome: Outcome, base: Base) -> TurnCompleted:
         """Puts a turn behind what it stands on; returns its terminal event once that is durable.

@@ -15,6 +15,8 @@ class SessionLimits:
     """The most turns that wait in a session, beside the one that runs."""
     idle_ttl_s: float = 7 * 86400.0
     """How long a session lives after its last turn, where it sets no idle_ttl of its own."""
+    retention_s: float = 3600.0
+    """How long an idle session's cache keeps its priority, where it sets no duration of its own."""
     max_loaded: int = 1024
     """The most idle sessions whose log is kept in memory; others are read again when needed."""
     sweep_interval_s: float = 60.0

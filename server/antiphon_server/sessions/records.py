@@ -129,7 +129,7 @@ class Fork:
 
     parent: SessionKey
     position: int
-    """Of the last turn to share."""
+    """Of the last turn to share; 0: there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,44 +7,48 @@ from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
-from antiphon.v1.session_pb2 import CreateSessionRequest, Session, Turn, UpdateSessionRequest
+from antiphon.v1.session_pb2 import (
+    CreateSessionRequest,
+    ForkSessionRequest,
+    RewindSessionRequest,
+    Session,
+    UpdateSessionRequest,
+)
 from google.protobuf.duration_pb2 import Duration
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_server.access.tenancy import Tenancy, unlimited_tenancy
-from antiphon_server.answer_size import check_answer_size
 from antiphon_server.generation import Generator
 from antiphon_server.offload import Offload
 from antiphon_server.served_model import ServedModel
 from antiphon_server.served_models import find_model
+from antiphon_server.sessions.cache_hints import tell_closed, tell_forked
 from antiphon_server.sessions.changes import Changes
 from antiphon_server.sessions.failures import mark_stopped, server_stopped
 from antiphon_server.sessions.history import load_history
 from antiphon_server.sessions.ledger import Ledger
 from antiphon_server.sessions.limits import Clock, Draws, SessionLimits
 from antiphon_server.sessions.names import parse_session_name, session_not_found
+from antiphon_server.sessions.new_sessions import forked_session, new_session, receipt_of
 from antiphon_server.sessions.records import (
-    COMPLETED,
     NewSession,
-    Receipt,
     SessionKey,
     SessionRow,
     TurnRow,
 )
 from antiphon_server.sessions.session import LiveSession
-from antiphon_server.sessions.session_requests import Checker, check_create, read_update, settable
-from antiphon_server.sessions.session_rows import (
-    SMALLER_SESSION,
-    behind_turn,
-    present,
-    with_expiry,
+from antiphon_server.sessions.session_requests import (
+    Checker,
+    check_fork,
+    check_rewind,
+    read_update,
 )
+from antiphon_server.sessions.session_rows import behind_turn, present
 from antiphon_server.sessions.store import SessionStore
 from antiphon_server.sessions.surroundings import Surroundings
 from antiphon_server.sessions.sweeper import Sweeper
 from antiphon_server.sessions.times import NS_PER_S, to_timestamp
 from antiphon_server.sessions.turn import LiveTurn
-from antiphon_server.sessions.turn_request import fingerprint
 from antiphon_server.status import to_failure
 
 
@@ -164,40 +168,21 @@ class SessionRegistry:
         """Creates a session. Raises AntiphonError, whose fields stand below `path`."""
         if self._drain is not None:
             raise self._drain[0]
-        model = find_model(self._surroundings.models, request.session.model)
-        now_ns = self._surroundings.clock.wall_ns()
-        check_create(request, Checker(model=model, now_ns=now_ns), path=path)
-        session_id = request.session_id or self._surroundings.draws.draw_id()
-        key = SessionKey(tenant, session_id)
-        session = settable(request.session)
-        session.name = key.name
-        session.model = model.name
-        session.create_time.CopyFrom(to_timestamp(now_ns))
-        session.update_time.CopyFrom(to_timestamp(now_ns))
-        first_turn = self._first_turn(key, request) if request.items else None
-        if first_turn:
-            session.head_turn = first_turn.turn.name
-            session.num_turns = 1
-        row = self._with_expiry(
-            SessionRow(
-                key=key,
-                session=session,
-                version=1,
-                create_ns=now_ns,
-                idle_since_ns=now_ns,
-                expire_ns=None,
-            )
-        )
-        answer = present(row, active=False)
-        check_answer_size(answer, hint=SMALLER_SESSION)
-        new = NewSession(
-            row=row,
-            first_turn=first_turn,
-            receipt=self._receipt(tenant, request, answer),
-            max_sessions=self._surroundings.tenancy.quotas.limits_of(tenant).max_sessions,
-        )
+        new = new_session(self._surroundings, tenant, request, path=path)
         earlier = await self._changes.carry_out(self._keep(new))
-        return earlier or answer
+        return earlier or present(new.row, active=False)
+
+    async def fork(self, tenant: str, request: ForkSessionRequest) -> Session:
+        """Makes a session that shares a history; once begun it goes on. Raises AntiphonError."""
+        if self._drain is not None:
+            raise self._drain[0]
+        check_fork(request)
+        return await self._changes.carry_out(self._fork(tenant, request))
+
+    async def rewind(self, tenant: str, request: RewindSessionRequest) -> Session:
+        """Takes a session back; once begun it goes on to its end. Raises AntiphonError."""
+        check_rewind(request)
+        return await self._changes.carry_out(self._rewind(tenant, request))
 
     async def update(self, tenant: str, request: UpdateSessionRequest) -> Session:
         """Changes a session; once begun it goes on to its end. Raises AntiphonError."""
@@ -245,6 +230,29 @@ class SessionRegistry:
         self._num_sessions += earlier is None
         return earlier
 
+    async def _fork(self, tenant: str, request: ForkSessionRequest) -> Session:
+        receipt = receipt_of(self._surroundings, tenant, request, Session())
+        if receipt and (answer := await self._surroundings.store.find_answer(receipt)):
+            return answer
+        async with self.use(parse_session_name(tenant, request.name, "name")) as parent:
+            async with parent.ledger.lock:
+                # No rewind comes between the choice of the turn and the write.
+                new = await forked_session(self._surroundings, parent.ledger.row, request)
+                earlier = await self._keep(new)
+            if earlier is None and new.fork is not None:
+                with contextlib.suppress(AntiphonError):
+                    await tell_forked(
+                        self._surroundings, parent.ledger.row, new.row.key, new.fork.position
+                    )
+        return earlier or present(new.row, active=False)
+
+    async def _rewind(self, tenant: str, request: RewindSessionRequest) -> Session:
+        receipt = receipt_of(self._surroundings, tenant, request, Session())
+        if receipt and (answer := await self._surroundings.store.find_answer(receipt)):
+            return answer
+        async with self.use(parse_session_name(tenant, request.name, "name")) as session:
+            return await session.rewind(request, receipt)
+
     async def _update(self, tenant: str, request: UpdateSessionRequest) -> Session:
         key = parse_session_name(tenant, request.session.name, "session.name")
         async with self.use(key) as session:
@@ -253,7 +261,7 @@ class SessionRegistry:
             return await session.update(
                 read_update(request, checker),
                 etag=request.session.etag,
-                receipt=self._receipt(tenant, request, Session()),
+                receipt=receipt_of(self._surroundings, tenant, request, Session()),
             )
 
     async def _delete(self, key: SessionKey, etag: str) -> None:
@@ -275,6 +283,7 @@ class SessionRegistry:
             self._loaded.pop(row.key, None)
         if await self._surroundings.store.expire_session(row.key, row.expire_ns):
             self._num_sessions -= 1
+            tell_closed(self._surroundings, row)
 
     def _live_turns(self) -> list[LiveTurn]:
         return [turn for session in self._loaded.values() for turn in session.live_turns]
@@ -332,41 +341,6 @@ class SessionRegistry:
         turn.turn.epoch = self._surroundings.store.epoch
         ended = behind_turn(row, head=None, now_ns=now_ns, default_ttl_ns=self._ttl_ns)
         await self._surroundings.store.end_turn(turn, ended)
-
-    def _first_turn(self, key: SessionKey, request: CreateSessionRequest) -> TurnRow:
-        turn_id = self._surroundings.draws.draw_id()
-        now = to_timestamp(self._surroundings.clock.wall_ns())
-        return TurnRow(
-            position=1,
-            turn_id=turn_id,
-            generates=False,
-            fingerprint=b"",
-            turn=Turn(
-                name=key.turn_name(turn_id),
-                state=COMPLETED,
-                input=request.items,
-                last_sequence=2,
-                epoch=self._surroundings.store.epoch,
-                create_time=now,
-                end_time=now,
-            ),
-        )
-
-    def _receipt(
-        self, tenant: str, request: CreateSessionRequest | UpdateSessionRequest, answer: Session
-    ) -> Receipt | None:
-        if not request.request_id:
-            return None
-        return Receipt(
-            tenant=tenant,
-            request_id=request.request_id,
-            fingerprint=fingerprint(request.DESCRIPTOR.name, request),
-            create_ns=self._surroundings.clock.wall_ns(),
-            answer=answer,
-        )
-
-    def _with_expiry(self, row: SessionRow) -> SessionRow:
-        return with_expiry(row, default_ttl_ns=self._ttl_ns)
 
     @property
     def _ttl_ns(self) -> int:

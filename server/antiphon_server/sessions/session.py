@@ -5,20 +5,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from antiphon.v1.session_pb2 import Residency, Session, Turn, TurnEvent
+from antiphon.v1.session_pb2 import (
+    HistoryPoint,
+    RewindSessionRequest,
+    Session,
+    Turn,
+    TurnEvent,
+)
 from antiphon.v1.types_pb2 import GoAway
 from google.protobuf.duration_pb2 import Duration
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
-from antiphon_engine.api.messages import Scope
 from antiphon_server.answer_size import check_answer_size
 from antiphon_server.convert import to_prompt_parts
 from antiphon_server.served_models import find_model
 from antiphon_server.sessions.attachment import Attachment
+from antiphon_server.sessions.cache_hints import tell_closed, tell_rewound
 from antiphon_server.sessions.cleared_defaults import without_defaults
 from antiphon_server.sessions.event_log import EventLog
 from antiphon_server.sessions.failures import cancelled_failure, mark_stopped, server_stopped
 from antiphon_server.sessions.history import prompt_of
+from antiphon_server.sessions.history_points import find_turn
 from antiphon_server.sessions.ledger import Ledger
 from antiphon_server.sessions.names import session_not_found, turn_not_found
 from antiphon_server.sessions.records import (
@@ -30,6 +37,7 @@ from antiphon_server.sessions.records import (
     token_array,
 )
 from antiphon_server.sessions.replay import replayed_events
+from antiphon_server.sessions.residency import residency_of
 from antiphon_server.sessions.session_rows import (
     SMALLER_SESSION,
     check_etag,
@@ -101,7 +109,7 @@ class LiveSession:
 
     async def present_with_residency(self) -> Session:
         """Returns it as callers see it."""
-        residency = await self._residency()
+        residency = await residency_of(self._ledger, self._surroundings)
         session = self.present()
         session.residency.CopyFrom(residency)
         return session
@@ -224,6 +232,41 @@ class LiveSession:
             await self._ledger.replace_row(row, receipt and replace(receipt, answer=told))
         return told
 
+    async def rewind(self, request: RewindSessionRequest, receipt: Receipt | None) -> Session:
+        """Takes the session back to a place in its history.
+
+        Args:
+            request: What is asked, its fields checked.
+            receipt: Makes a retry answer as the first time; its answer is filled in here.
+
+        Raises:
+            AntiphonError: STALE_HEAD, SESSION_BUSY, TURN_NOT_FOUND, STORE_UNAVAILABLE; ID_TAKEN for
+                the request id; INVALID_FIELD where the place isn't in the history.
+        """
+        # No turn may come between the end of those that run and the rewind.
+        async with self._entry:
+            if receipt and (answer := await self._surroundings.store.find_answer(receipt)):
+                return answer
+            self._check_open()
+            check_etag(self._ledger.row, request.etag)
+            if request.cancel_active:
+                await self._check_reachable(request.to)
+                await self._queue.end_all(cancelled_failure("The session was rewound."))
+            self._queue.check_idle()
+            async with self._ledger.lock:
+                base = await self._ledger.base_at(request.to, path="to")
+                row = self._ledger.rewound(base)
+                told = present(row, active=False)
+                await self._ledger.rewind(row, base, receipt and replace(receipt, answer=told))
+            tell_rewound(self._surroundings, row, base.history.num_tokens)
+        return told
+
+    async def _check_reachable(self, point: HistoryPoint) -> None:
+        """Checks, before turns are stopped for it, that a place is in the history or may be."""
+        named = point.turn.rpartition("/")[2]
+        if point.WhichOneof("point") == "turn" and self._queue.find(named) is None:
+            await find_turn(self._surroundings, self.key, point.turn, path="to.turn")
+
     def drain(self, error: AntiphonError, time_left: Duration) -> None:
         """Takes no more turns and asks the stream to end; turns that are there go on."""
         self._draining = error
@@ -241,18 +284,13 @@ class LiveSession:
         self._check_open()
         check_etag(self._ledger.row, etag)
         self._closing = gone = session_not_found(self.key)
-        for turn in self._queue.live:
-            self._queue.cancel(turn, discards=False)
-        try:
-            async with asyncio.timeout(self._surroundings.limits.end_wait_s):
-                await self._queue.wait_idle()
-        except TimeoutError:
-            await self._queue.cut_off(cancelled_failure("The session was deleted."))
+        await self._queue.end_all(cancelled_failure("The session was deleted."))
         try:
             await self._surroundings.store.delete_session(self.key)
         except AntiphonError:
             self._closing = None
             raise
+        tell_closed(self._surroundings, self._ledger.row)
         self.tell_gone(gone)
 
     def tell_gone(self, error: AntiphonError) -> None:
@@ -337,25 +375,6 @@ class LiveSession:
         turn.place = quotas.enter(self.key.tenant, queued=self.active)
         self._queue.add(turn)
         return turn
-
-    async def _residency(self) -> Residency:
-        """Returns where the context is; what the engine can't tell counts as computed again."""
-        history, session = self._ledger.history, self._ledger.row.session
-        model = self._surroundings.models.get(session.model)
-        if model is None or not history.answered:
-            return Residency()
-        try:
-            log = await self._surroundings.offload.run(
-                history.log, model.renderer, session.instructions
-            )
-        except AntiphonError:
-            return Residency()
-        try:
-            scope = self._surroundings.tenancy.scopes.engine_scope(Scope(tenant=self.key.tenant))
-            cached = await model.engine.match_prefix(scope, log.tobytes())
-        except AntiphonError:
-            cached = 0
-        return Residency(device_tokens=cached, context_tokens=len(log))
 
     def _note_change(self, turn_id: str) -> None:
         if self._attachment is not None:

@@ -6,19 +6,27 @@ from typing import Final
 
 from antiphon.v1.session_pb2 import (
     CreateSessionRequest,
+    ForkSessionRequest,
     HistoryPolicy,
+    Retention,
+    RewindSessionRequest,
     Session,
     UpdateSessionRequest,
 )
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, FieldViolation, InvalidRequest
-from antiphon_server.capabilities import unsupported_feature
 from antiphon_server.served_model import ServedModel
-from antiphon_server.sessions.names import check_request_id, check_session_id
+from antiphon_server.sessions.names import (
+    check_request_id,
+    check_session_id,
+    parse_session_name,
+    parse_turn_name,
+)
 from antiphon_server.sessions.times import check_duration, check_future
+from antiphon_server.sessions.turn_request import check_point
 from antiphon_server.validation import check_config, check_items, check_tools
-from antiphon_server.validation_fields import join_path
+from antiphon_server.validation_fields import Range, Violations, join_path
 
 MAX_LABELS: Final = 64
 MAX_LABEL_BYTES: Final = 256
@@ -41,7 +49,7 @@ class Checker:
         check_tools(session.tools, f"{path}.tools")
         check_config(session.defaults, model=self.model, path=f"{path}.defaults")
         if session.HasField("retention"):
-            raise unsupported_feature("retention", f"{path}.retention")
+            check_retention(session.retention, f"{path}.retention")
         check_labels(session.labels, f"{path}.labels")
         if session.HasField("idle_ttl"):
             check_duration(session.idle_ttl, f"{path}.idle_ttl")
@@ -73,6 +81,32 @@ def check_create(request: CreateSessionRequest, checker: Checker, *, path: str) 
         )
 
 
+def check_retention(retention: Retention, path: str) -> None:
+    """Checks how hard to hold on to a cache. Raises InvalidRequest."""
+    violations = Violations()
+    violations.check_range(f"{path}.priority", retention.priority, Range(0, 100))
+    violations.raise_if_any()
+    if retention.HasField("duration"):
+        check_duration(retention.duration, f"{path}.duration")
+
+
+def check_fork(request: ForkSessionRequest) -> None:
+    """Checks a fork's fields, not what they name. Raises InvalidRequest."""
+    check_request_id(request.request_id, "request_id")
+    if request.session_id:
+        check_session_id(request.session_id, "session_id")
+    parse_session_name("", request.name, "name")
+    if request.turn:
+        parse_turn_name("", request.turn, "turn")
+
+
+def check_rewind(request: RewindSessionRequest) -> None:
+    """Checks a rewind's fields, not what they name. Raises InvalidRequest."""
+    check_request_id(request.request_id, "request_id")
+    parse_session_name("", request.name, "name")
+    check_point(request.to, "to")
+
+
 def settable(session: Session) -> Session:
     """Returns what a caller may set of a session; the rest is the server's."""
     kept = Session(
@@ -81,7 +115,7 @@ def settable(session: Session) -> Session:
         history_policy=session.history_policy or HistoryPolicy.HISTORY_POLICY_KEEP_TOKENS,
         labels=session.labels,
     )
-    for name in ("defaults", "idle_ttl", "latest_expire_time"):
+    for name in ("defaults", "retention", "idle_ttl", "latest_expire_time"):
         if session.HasField(name):
             getattr(kept, name).CopyFrom(getattr(session, name))
     return kept

@@ -186,6 +186,14 @@ class SqliteStore:
             (key.tenant, key.session_id, up_to, up_to),
         )
 
+    async def count_history(self, key: SessionKey, up_to: int) -> int:
+        """See SessionStore."""
+        sql = (
+            f"SELECT count(*) FROM turns WHERE {_OF_SESSION} AND state = {COMPLETED}"
+            " AND position <= ?"
+        )
+        return await self._read_integer(sql, (key.tenant, key.session_id, up_to)) or 0
+
     async def read_last_position(self, key: SessionKey) -> int:
         """See SessionStore."""
         sql = f"SELECT max(position) FROM turns WHERE {_OF_SESSION}"

@@ -60,7 +60,7 @@ class Writes:
         _write_labels(connection, new.row)
         if new.first_turn:
             self.turns.insert(connection, key, new.first_turn)
-        if new.fork:
+        if new.fork and new.fork.position:
             _check_fork(connection, new.fork)
             self.turns.share(connection, new.fork.parent, key, up_to=new.fork.position)
         _write_receipt(connection, new.receipt)

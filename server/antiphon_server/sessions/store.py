@@ -114,6 +114,9 @@ class SessionStore(Protocol):
     async def read_history(self, key: SessionKey, *, up_to: int | None = None) -> Sequence[TurnRow]:
         """Returns the turns of a session's history, oldest first; up to a position, if given."""
 
+    async def count_history(self, key: SessionKey, up_to: int) -> int:
+        """Returns how many turns a session's history has up to a position."""
+
     async def read_last_position(self, key: SessionKey) -> int:
         """Returns the position of a session's latest turn; 0: it has none."""
 

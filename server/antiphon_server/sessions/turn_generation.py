@@ -17,6 +17,7 @@ from antiphon_server.convert import to_prompt_parts
 from antiphon_server.endurance import Attempts, Endurance
 from antiphon_server.generation import Generation
 from antiphon_server.generation_spec import GenerationSpec
+from antiphon_server.retention import RetentionHint
 from antiphon_server.served_models import find_model
 from antiphon_server.sessions.failures import turn_timeout
 from antiphon_server.sessions.history import History, Prepared, nothing_to_answer
@@ -33,6 +34,7 @@ class Context:
     key: SessionKey
     model: str
     history: History
+    retention: RetentionHint = field(default_factory=RetentionHint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,7 @@ async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings)
                 attempts=Attempts(most=surroundings.limits.max_attempts),
                 wait_s=surroundings.limits.recovery_wait_s,
             ),
+            retention=context.retention,
         )
     )
     try:

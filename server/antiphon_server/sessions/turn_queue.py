@@ -9,6 +9,7 @@ import structlog
 from antiphon.v1.types_pb2 import FINISH_REASON_CANCELLED, Failure
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_server.sessions.cache_hints import retention_of
 from antiphon_server.sessions.failures import cancelled_failure, turn_timeout
 from antiphon_server.sessions.history import nothing_to_answer
 from antiphon_server.sessions.history_points import check_continuable
@@ -56,12 +57,7 @@ class TurnQueue:
         """Checks whether a turn may come now. Raises AntiphonError, SESSION_BUSY or OVERLOADED."""
         ahead = [turn for turn in self._live.values() if not turn.cancel_asked]
         if rejects_busy and ahead:
-            name = ahead[0].message.name
-            raise AntiphonError(
-                ErrorReason.SESSION_BUSY,
-                f"The turn {name} has not ended. Wait for it, cancel it, or let this one queue.",
-                metadata={"turn": name, "session": self._ledger.row.key.name},
-            )
+            raise self._busy(ahead[0], "Wait for it, cancel it, or let this one queue.")
         limit = self._surroundings.limits.max_queued_turns
         if len(self._waiting) >= limit:
             raise AntiphonError(
@@ -108,6 +104,21 @@ class TurnQueue:
         turn.cancel(discards=discards)
         if turn in self._waiting:
             self._drop(turn, cancelled_failure(_STOPPED_EARLY))
+
+    def check_idle(self) -> None:
+        """Checks that no turn is there. Raises AntiphonError, SESSION_BUSY."""
+        if turn := next(iter(self._live.values()), None):
+            raise self._busy(turn, "Wait for it, or set cancel_active.")
+
+    async def end_all(self, failure: Failure) -> None:
+        """Stops all turns, and waits until each has ended; what doesn't in time fails with that."""
+        for turn in self.live:
+            self.cancel(turn, discards=False)
+        try:
+            async with asyncio.timeout(self._surroundings.limits.end_wait_s):
+                await self.wait_idle()
+        except TimeoutError:
+            await self.cut_off(failure)
 
     async def wait_idle(self) -> None:
         """Waits until no turn is left."""
@@ -186,7 +197,12 @@ class TurnQueue:
         if turn.request.generates:
             if turn.request.continues:
                 check_continuable(base, f"{turn.request.path}.continue_answer")
-            context = Context(key=row.key, model=row.session.model, history=base.history)
+            context = Context(
+                key=row.key,
+                model=row.session.model,
+                history=base.history,
+                retention=retention_of(row, default_s=self._surroundings.limits.retention_s),
+            )
             outcome = await generate(turn, context, self._surroundings)
         await turn.accepted
         if turn.discards and turn.request.generates:
@@ -216,6 +232,14 @@ class TurnQueue:
     def _time_out(self, turn: LiveTurn) -> None:
         if turn in self._waiting:
             self._drop(turn, to_failure(turn_timeout(turn.message.name)))
+
+    def _busy(self, turn: LiveTurn, what_to_do: str) -> AntiphonError:
+        name = turn.message.name
+        return AntiphonError(
+            ErrorReason.SESSION_BUSY,
+            f"The turn {name} has not ended. {what_to_do}",
+            metadata={"turn": name, "session": self._ledger.row.key.name},
+        )
 
     def _forget(self, turn: LiveTurn) -> None:
         if turn.place is not None:

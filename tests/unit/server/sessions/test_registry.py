@@ -100,12 +100,17 @@ async def test_an_id_is_drawn_where_none_is_given(bench: SessionBench):
             "INVALID_FIELD",
             "session.latest_expire_time",
         ),
+        (
+            CreateSessionRequest(session=Session(retention=Retention(duration=Duration()))),
+            "INVALID_FIELD",
+            "session.retention.duration",
+        ),
         (CreateSessionRequest(session=Session(model="models/x")), "MODEL_NOT_FOUND", ""),
         (CreateSessionRequest(session=Session(tools=[Tool(name="t")])), "UNSUPPORTED_FEATURE", ""),
         (
-            CreateSessionRequest(session=Session(retention=Retention(priority=1))),
-            "UNSUPPORTED_FEATURE",
-            "",
+            CreateSessionRequest(session=Session(retention=Retention(priority=101))),
+            "INVALID_FIELD",
+            "session.retention.priority",
         ),
         (
             CreateSessionRequest(

@@ -8,17 +8,14 @@ from pathlib import Path
 import grpc
 import pytest
 from antiphon.v1.session_pb2 import (
-    AppendTurnRequest,
     CancelTurnRequest,
     ConverseRequest,
     ConverseResponse,
     CreateSessionRequest,
     DeleteSessionRequest,
-    ForkSessionRequest,
     GetSessionRequest,
     GetTurnRequest,
     OpenSession,
-    RewindSessionRequest,
     RunTurnRequest,
     Session,
     StartTurn,
@@ -235,9 +232,6 @@ async def test_a_restart_of_the_server_keeps_sessions_and_their_ids(tmp_path: Pa
 async def test_what_is_not_built_is_refused_by_name(tmp_path: Path):
     async with running_server(tmp_path) as server:
         calls = {
-            "ForkSession": server.sessions.ForkSession(ForkSessionRequest()),
-            "RewindSession": server.sessions.RewindSession(RewindSessionRequest()),
-            "AppendTurn": server.sessions.AppendTurn(AppendTurnRequest()),
             "StreamTurnEvents": server.sessions.StreamTurnEvents(StreamTurnEventsRequest()).read(),
         }
         for method, call in calls.items():
