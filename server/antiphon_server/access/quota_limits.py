@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from antiphon_engine.api.errors import AntiphonError, ErrorReason
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaLimits:
@@ -24,3 +26,25 @@ class QuotaLimits:
     def overridden(self, by: Mapping[str, int]) -> "QuotaLimits":
         """Returns the limits of a tenant for which some are set."""
         return replace(self, **by)
+
+
+def quota_exceeded(
+    name: str, *, limit: int, used: int, asked: int, delay_s: float | None
+) -> AntiphonError:
+    """Returns the error for one that a quota refuses.
+
+    Args:
+        name: The quota.
+        limit: What the tenant may use.
+        used: What it uses.
+        asked: What it asked for beyond that.
+        delay_s: When it will fit; None: waiting will not help.
+    """
+    then = "ask for less, or let go of some" if delay_s is None else f"try again in {delay_s:.3g} s"
+    return AntiphonError(
+        ErrorReason.QUOTA_EXCEEDED,
+        f"the tenant's quota {name} is {limit}, of which {used} are used; {asked} more were asked"
+        f" for; {then}",
+        metadata={"quota": name, "limit": str(limit), "used": str(used), "asked": str(asked)},
+        retry_delay_s=delay_s,
+    )

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from antiphon_engine.api.errors import AntiphonError, ErrorReason
-from antiphon_server.access.quota_limits import QuotaLimits
+from antiphon_server.access.quota_limits import QuotaLimits, quota_exceeded
 
 MAX_RESTING: Final = 4096
 """Tenants of whom nothing is in use are forgotten beyond it."""
@@ -160,7 +159,7 @@ class _Bucket:
         delay_s = None
         if amount <= per_minute:
             delay_s = max(lacking / per_minute * 60, _LEAST_DELAY_S)
-        raise _exceeded(
+        raise quota_exceeded(
             name,
             limit=per_minute,
             used=max(0, round(self.missing)),
@@ -198,20 +197,4 @@ class _Use:
 
 def _check_count(name: str, limit: int, used: int) -> None:
     if limit and used >= limit:
-        raise _exceeded(name, limit=limit, used=used, asked=1, delay_s=_UNTIL_ONE_ENDS_S)
-
-
-def _exceeded(
-    name: str, *, limit: int, used: int, asked: int, delay_s: float | None
-) -> AntiphonError:
-    if delay_s is None:
-        then = "it never fits; ask for less at a time"
-    else:
-        then = f"try again in {delay_s:.3g} s"
-    return AntiphonError(
-        ErrorReason.QUOTA_EXCEEDED,
-        f"the tenant's quota {name} is {limit}, of which {used} are used; {asked} more were asked"
-        f" for; {then}",
-        metadata={"quota": name, "limit": str(limit), "used": str(used), "asked": str(asked)},
-        retry_delay_s=delay_s,
-    )
+        raise quota_exceeded(name, limit=limit, used=used, asked=1, delay_s=_UNTIL_ONE_ENDS_S)

@@ -48,6 +48,7 @@ def new_session(
         first_turn=first_turn,
         receipt=receipt_of(surroundings, tenant, request, _told(row)),
         max_sessions=surroundings.tenancy.quotas.limits_of(tenant).max_sessions,
+        max_stored_bytes=surroundings.tenancy.quotas.limits_of(tenant).max_stored_bytes,
     )
 
 
@@ -79,6 +80,7 @@ async def forked_session(
         fork=Fork(parent=parent.key, position=position),
         receipt=receipt_of(surroundings, tenant, request, _told(row)),
         max_sessions=surroundings.tenancy.quotas.limits_of(tenant).max_sessions,
+        max_stored_bytes=surroundings.tenancy.quotas.limits_of(tenant).max_stored_bytes,
     )
 
 

@@ -142,6 +142,8 @@ class NewSession:
     receipt: Receipt | None
     max_sessions: int
     """The most that its tenant may have; 0: no limit."""
+    max_stored_bytes: int = 0
+    """Beyond it its tenant may not keep more; 0: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -140,6 +140,59 @@ MIGRATIONS: Final[Sequence[str]] = (
       FOREIGN KEY (tenant, session_id, position) REFERENCES checkpoints ON DELETE CASCADE
     ) STRICT;
     """,
+    # What the sessions of each tenant take up, contents that forks share once.
+    """
+    CREATE TABLE stored (
+      tenant TEXT PRIMARY KEY,
+      size_bytes INTEGER NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    INSERT INTO stored
+      SELECT tenant, sum(size) FROM (
+        SELECT tenant, length(session) AS size FROM sessions
+        UNION ALL
+        SELECT min(turns.tenant), length(turn) + coalesce(length(head_ids), 0)
+            + length(added_ids) + length(output_ids)
+          FROM contents JOIN turns USING (content_key) GROUP BY content_key
+      ) GROUP BY tenant;
+    CREATE TRIGGER stored_with_session AFTER INSERT ON sessions BEGIN
+      INSERT INTO stored VALUES (NEW.tenant, length(NEW.session))
+        ON CONFLICT (tenant) DO UPDATE SET size_bytes = size_bytes + excluded.size_bytes;
+    END;
+    CREATE TRIGGER stored_with_new_session AFTER UPDATE OF session ON sessions BEGIN
+      UPDATE stored SET size_bytes = size_bytes + length(NEW.session) - length(OLD.session)
+        WHERE tenant = NEW.tenant;
+    END;
+    CREATE TRIGGER stored_without_session AFTER DELETE ON sessions BEGIN
+      UPDATE stored SET size_bytes = size_bytes - length(OLD.session) WHERE tenant = OLD.tenant;
+    END;
+    CREATE TRIGGER stored_with_turn AFTER INSERT ON turns
+      WHEN NOT EXISTS (
+        SELECT 1 FROM turns WHERE content_key = NEW.content_key AND rowid <> NEW.rowid)
+    BEGIN
+      UPDATE stored SET size_bytes = size_bytes + (
+          SELECT length(turn) + coalesce(length(head_ids), 0) + length(added_ids)
+            + length(output_ids) FROM contents WHERE content_key = NEW.content_key)
+        WHERE tenant = NEW.tenant;
+    END;
+    CREATE TRIGGER stored_with_output
+      AFTER UPDATE OF turn, head_ids, added_ids, output_ids ON contents
+    BEGIN
+      UPDATE stored SET size_bytes = size_bytes + length(NEW.turn)
+          + coalesce(length(NEW.head_ids), 0) + length(NEW.added_ids) + length(NEW.output_ids)
+          - length(OLD.turn) - coalesce(length(OLD.head_ids), 0) - length(OLD.added_ids)
+          - length(OLD.output_ids)
+        WHERE tenant = (SELECT tenant FROM turns WHERE content_key = NEW.content_key LIMIT 1);
+    END;
+    CREATE TRIGGER stored_without_turn BEFORE DELETE ON turns
+      WHEN NOT EXISTS (
+        SELECT 1 FROM turns WHERE content_key = OLD.content_key AND rowid <> OLD.rowid)
+    BEGIN
+      UPDATE stored SET size_bytes = size_bytes - (
+          SELECT length(turn) + coalesce(length(head_ids), 0) + length(added_ids)
+            + length(output_ids) FROM contents WHERE content_key = OLD.content_key)
+        WHERE tenant = OLD.tenant;
+    END;
+    """,
 )
 """Entry i takes a file from version i to i + 1. Released entries never change."""
 

@@ -26,6 +26,7 @@ from antiphon_server.sessions.records import (
     TurnRow,
 )
 from antiphon_server.sessions.sqlite_checkpoints import read_checkpoint, write_checkpoint
+from antiphon_server.sessions.sqlite_quotas import check_stored
 from antiphon_server.sessions.sqlite_rows import (
     ORDER_COLUMNS,
     SESSION_COLUMNS,
@@ -102,9 +103,16 @@ class SqliteStore:
         """See SessionStore."""
         return await self._writer.run(lambda file: self._writes.expire(file, key, expire_ns))
 
-    async def accept_turn(self, key: SessionKey, row: TurnRow) -> None:
+    async def accept_turn(
+        self, key: SessionKey, row: TurnRow, *, max_stored_bytes: int = 0
+    ) -> None:
         """See SessionStore."""
-        await self._writer.run(lambda file: self._writes.accept_turn(file, key, row))
+
+        def accept(file: sqlite3.Connection) -> None:
+            check_stored(file, key.tenant, max_stored_bytes)
+            self._writes.accept_turn(file, key, row)
+
+        await self._writer.run(accept)
 
     async def end_turn(
         self, turn: TurnRow, session: SessionRow, *, superseded_after: int | None = None

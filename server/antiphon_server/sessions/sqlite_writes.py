@@ -16,6 +16,7 @@ from antiphon_server.sessions.records import (
     SessionRow,
     TurnRow,
 )
+from antiphon_server.sessions.sqlite_quotas import check_num_sessions, check_stored
 from antiphon_server.sessions.sqlite_rows import (
     SESSION_COLUMNS,
     session_cells,
@@ -23,7 +24,6 @@ from antiphon_server.sessions.sqlite_rows import (
 from antiphon_server.sessions.sqlite_threads import store_unavailable
 from antiphon_server.sessions.sqlite_turn_writes import TurnWrites
 from antiphon_server.sessions.store import RECEIPT_LIFETIME_NS
-from antiphon_server.sessions.times import NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class Writes:
                 f"The session id {key.session_id!r} is taken; choose another.",
                 metadata={"session": key.name},
             )
-        _check_quota(connection, new)
+        check_num_sessions(connection, new)
+        check_stored(connection, key.tenant, new.max_stored_bytes)
         connection.execute(
             "DELETE FROM expired WHERE tenant = ? AND session_id = ?", (key.tenant, key.session_id)
         )
@@ -176,24 +177,6 @@ def _exists(connection: sqlite3.Connection, key: SessionKey) -> bool:
         "SELECT 1 FROM sessions WHERE tenant = ? AND session_id = ?", (key.tenant, key.session_id)
     )
     return found.fetchone() is not None
-
-
-def _check_quota(connection: sqlite3.Connection, new: NewSession) -> None:
-    if new.max_sessions == 0:
-        return
-    (count, first_expire_ns) = connection.execute(
-        "SELECT count(*), min(expire_ns) FROM sessions"
-        " WHERE tenant = ? AND (expire_ns IS NULL OR expire_ns > ?)",
-        (new.row.key.tenant, new.row.create_ns),
-    ).fetchone()
-    if count >= new.max_sessions:
-        raise AntiphonError(
-            ErrorReason.QUOTA_EXCEEDED,
-            f"There are {count} sessions; the limit is {new.max_sessions}."
-            " Delete some, or give them a shorter idle_ttl.",
-            metadata={"quota": "max_sessions", "limit": str(new.max_sessions), "used": str(count)},
-            retry_delay_s=first_expire_ns and (first_expire_ns - new.row.create_ns) / NS_PER_S,
-        )
 
 
 def _check_fork(connection: sqlite3.Connection, fork: Fork) -> None:

@@ -68,8 +68,19 @@ class SessionStore(Protocol):
             Whether it was: it may have another time by now, or be another under the same id.
         """
 
-    async def accept_turn(self, key: SessionKey, row: TurnRow) -> None:
-        """Keeps a turn that is to run."""
+    async def accept_turn(
+        self, key: SessionKey, row: TurnRow, *, max_stored_bytes: int = 0
+    ) -> None:
+        """Keeps a turn that is to run.
+
+        Args:
+            key: Its session.
+            row: The turn.
+            max_stored_bytes: Beyond it the tenant may not keep more; 0: no limit.
+
+        Raises:
+            AntiphonError: QUOTA_EXCEEDED.
+        """
 
     async def end_turn(
         self, turn: TurnRow, session: SessionRow, *, superseded_after: int | None = None

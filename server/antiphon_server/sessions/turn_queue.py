@@ -140,7 +140,11 @@ class TurnQueue:
 
     async def _accept(self, turn: LiveTurn, num_before: int) -> None:
         try:
-            await self._surroundings.store.accept_turn(self._ledger.row.key, turn.row())
+            key = self._ledger.row.key
+            limits = self._surroundings.tenancy.quotas.limits_of(key.tenant)
+            await self._surroundings.store.accept_turn(
+                key, turn.row(), max_stored_bytes=limits.max_stored_bytes
+            )
         except AntiphonError as error:
             turn.refuse(error)
             self._forget(turn)
