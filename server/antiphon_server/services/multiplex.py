@@ -29,6 +29,9 @@ from antiphon_server.status import to_failure
 MAX_WAITING: Final = 64
 """Requests that are read ahead while as many run as may, so that cancels get through."""
 
+MAX_RENDERING: Final = 4
+"""Prompts of a stream that are rendered at a time; the threads for that are everyone's."""
+
 _NANOS: Final = 1_000_000_000
 
 
@@ -66,6 +69,7 @@ class MultiplexedStream:
         self._clock_ns = clock_ns
         self._requests: dict[int, _Request] = {}
         self._slots = asyncio.Semaphore(limits.max_running)
+        self._rendering = asyncio.Semaphore(MAX_RENDERING)
         self._waiting_bytes = 0
         self._outbox = Outbox(
             max_bytes=limits.max_undelivered_bytes, on_full=self._hold, on_room=self._go_on
@@ -194,7 +198,8 @@ class MultiplexedStream:
             async with asyncio.timeout(self._left_s(start)):
                 await self._slots.acquire()
                 request.has_slot = True
-                spec = await self._preparation.render(start.request, checked, start.terms)
+                async with self._rendering:
+                    spec = await self._preparation.render(start.request, checked, start.terms)
         except TimeoutError:
             raise AntiphonError(
                 ErrorReason.TIMEOUT, "the deadline passed before the request could be queued"
