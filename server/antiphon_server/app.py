@@ -121,7 +121,9 @@ class Server:
                 Path(self._config.store.path),
                 synchronous=self._config.store.synchronous,
                 owner=secrets.token_hex(8),
+                max_bytes=self._config.store.max_bytes,
             )
+            self._store.health.follow(self.supervision.note_store)
 
     async def open(self, models: Sequence[ServedModel]) -> None:
         """Opens the session store and serves the models; returns once calls are answered.

@@ -69,6 +69,8 @@ class StoreConfig:
     """The SQLite file; empty: antiphon/sessions.db in the user's state folder."""
     synchronous: str = "full"
     """full: what was told survives a power cut; normal: it survives a crash of the server."""
+    max_bytes: int = 0
+    """The most that the file may take, beside what is being written; 0: what the disk has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,7 @@ RULES: Final[Mapping[str, Range | Choice]] = {
     "server.min_ping_interval_s": _DELAY,
     "server.drain_limit_s": Range(0, 86400),
     "store.synchronous": Choice(("full", "normal")),
+    "store.max_bytes": _BYTES,
     "sessions.idle_ttl_s": Range(1, 3650 * 86400.0),
     "sessions.max_sessions": _COUNT,
     "sessions.max_queued_turns": Range(1, 1024),

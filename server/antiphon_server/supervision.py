@@ -16,6 +16,7 @@ class Supervision:
     def __init__(self) -> None:
         self._engines: Sequence[EngineHandle] = ()
         self._draining = False
+        self._store_writable = True
         self._num_calls = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -26,6 +27,11 @@ class Supervision:
         """Whether a request sent now would be worked on."""
         ready = all(engine.state is EngineState.READY for engine in self._engines)
         return ready and bool(self._engines) and not self._draining
+
+    @property
+    def store_writable(self) -> bool:
+        """Whether the session store can be written."""
+        return self._store_writable
 
     @property
     def draining(self) -> bool:
@@ -48,6 +54,11 @@ class Supervision:
     def on_change(self, callback: Callable[[], None]) -> None:
         """Calls `callback` on the event loop whenever `serving` may have changed."""
         self._callbacks.append(callback)
+
+    def note_store(self, writable: bool) -> None:
+        """Notes whether the session store can be written."""
+        self._store_writable = writable
+        self._tell()
 
     def begin_drain(self) -> None:
         """Takes no new calls from now on. Idempotent."""

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 import grpc
+from antiphon.v1 import session_pb2
 from grpc.aio import ServicerContext
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -12,9 +13,15 @@ from antiphon_server.supervision import Supervision
 
 MAX_WATCHERS: Final = 1024
 
+_SESSION_SERVICE: Final = session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name
+
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # Has no types.
-    """Says SERVING exactly while `Supervision.serving` holds. Answers from memory alone."""
+    """Says SERVING while `Supervision.serving` holds. Answers from memory alone.
+
+    Sessions are not served while their store can't be written, and the server as a whole is not
+    either; what needs no store is.
+    """
 
     def __init__(
         self,
@@ -79,7 +86,9 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # Ha
     def _status(self, name: str) -> health_pb2.HealthCheckResponse:
         if name not in self._names:
             value = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-        elif self._supervision.serving:
+        elif self._supervision.serving and (
+            self._supervision.store_writable or not _needs_store(name)
+        ):
             value = health_pb2.HealthCheckResponse.SERVING
         else:
             value = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -88,3 +97,7 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # Ha
     def _wake_watchers(self) -> None:
         for changed in self._changed:
             changed.set()
+
+
+def _needs_store(name: str) -> bool:
+    return name in ("", _SESSION_SERVICE)

@@ -222,6 +222,13 @@ def prepare(connection: sqlite3.Connection, path: Path) -> int:
         raise StartupError(f"{path} can't be written as a session store: {error}") from error
 
 
+def bound_size(connection: sqlite3.Connection, max_bytes: int) -> None:
+    """Lets the file grow to a size at most; 0: as far as the disk does."""
+    if max_bytes:
+        max_pages = max(1, max_bytes // _pragma(connection, "page_size"))
+        connection.execute(f"PRAGMA max_page_count = {max_pages}")
+
+
 def _migrate(connection: sqlite3.Connection, version: int) -> int:
     for number in range(version, len(MIGRATIONS)):
         connection.executescript(

@@ -11,6 +11,7 @@ from antiphon.v1 import session_pb2
 
 from antiphon_engine.api.errors import StartupError
 from antiphon_server.sessions import sqlite_schema
+from antiphon_server.sessions.file_place import FilePlace
 from antiphon_server.sessions.records import (
     COMPLETED,
     QUEUED,
@@ -40,6 +41,7 @@ from antiphon_server.sessions.sqlite_rows import (
 )
 from antiphon_server.sessions.sqlite_threads import DAMAGE, Reader, Writer
 from antiphon_server.sessions.sqlite_writes import Writes, find_answer
+from antiphon_server.sessions.write_health import WriteHealth
 
 _OF_SESSION = "tenant = ? AND session_id = ?"
 _TURNS = "turns JOIN contents USING (content_key)"
@@ -50,18 +52,19 @@ class SqliteStore:
 
     def __init__(self, connections: "_Connections", *, writes: Writes) -> None:
         self._lock_fd = connections.lock_fd
-        self._writer = Writer(connections.write)
+        self._writer = Writer(connections.write, connections.place)
         self._reader = Reader(connections.read)
         self._writes = writes
 
     @classmethod
-    def open(cls, path: Path, *, synchronous: str, owner: str) -> "SqliteStore":
+    def open(cls, path: Path, *, synchronous: str, owner: str, max_bytes: int = 0) -> "SqliteStore":
         """Opens the file, and makes it where it is not there. Blocks; for start-up.
 
         Args:
             path: The file; its folder is made too.
             synchronous: `full` survives a power cut, `normal` a crash of the server.
             owner: This server, as the rows that it writes name it.
+            max_bytes: The most that the file may take; 0: what the disk has.
 
         Raises:
             StartupError: the file can't be used, or another server uses it.
@@ -70,6 +73,7 @@ class SqliteStore:
         try:
             connections.write.execute(f"PRAGMA synchronous = {synchronous.upper()}")
             epoch = sqlite_schema.prepare(connections.write, path)
+            sqlite_schema.bound_size(connections.write, max_bytes)
         except StartupError:
             connections.close()
             raise
@@ -82,6 +86,11 @@ class SqliteStore:
     def epoch(self) -> int:
         """See SessionStore."""
         return self._writes.epoch
+
+    @property
+    def health(self) -> WriteHealth:
+        """Whether writes reach the file."""
+        return self._writer.health
 
     async def create_session(self, new: NewSession) -> session_pb2.Session | None:
         """See SessionStore."""
@@ -264,7 +273,10 @@ class SqliteStore:
 class _Connections:
     """The file's two connections, and the lock that keeps other servers off."""
 
-    def __init__(self, lock_fd: int, write: sqlite3.Connection, read: sqlite3.Connection) -> None:
+    def __init__(
+        self, place: FilePlace, lock_fd: int, write: sqlite3.Connection, read: sqlite3.Connection
+    ) -> None:
+        self.place = place
         self.lock_fd = lock_fd
         self.write = write
         self.read = read
@@ -283,7 +295,7 @@ class _Connections:
         except (OSError, *DAMAGE) as error:
             os.close(lock_fd)
             raise StartupError(f"{path} can't be used as a session store: {error}") from error
-        return cls(lock_fd, write, read)
+        return cls(FilePlace(path), lock_fd, write, read)
 
     def close(self) -> None:
         """Closes both and lets go of the lock."""

@@ -11,6 +11,8 @@ from typing import Final, Generic, TypeVar
 from google.protobuf.message import DecodeError
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_server.sessions.file_place import FilePlace
+from antiphon_server.sessions.write_health import WriteHealth
 
 T = TypeVar("T")
 Operation = Callable[[sqlite3.Connection], T]
@@ -21,6 +23,9 @@ DAMAGE: Final = (sqlite3.Error, DecodeError, UnicodeDecodeError)
 MAX_BATCH: Final = 256
 MAX_WAITING: Final = 4096
 MAX_WAIT_S: Final = 30.0
+TRIAL_INTERVAL_S: Final = 1.0
+"""How often the file is tried while no write reaches it."""
+TRIAL_BYTES: Final = 256 << 10
 
 
 def store_unavailable(cause: str) -> AntiphonError:
@@ -33,10 +38,16 @@ def store_unavailable(cause: str) -> AntiphonError:
 
 
 class Writer:
-    """Runs writes in one thread; all that wait go into one transaction, and so into one sync."""
+    """Runs writes in one thread; all that wait go into one transaction, and so into one sync.
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    While none reaches the file it tries by itself, so that the end of a fault is seen although
+    nobody is sent here any more.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, place: FilePlace) -> None:
+        self.health: Final = WriteHealth()
         self._connection = connection
+        self._place = place
         self._jobs: queue.SimpleQueue[_Job[object] | None] = queue.SimpleQueue()
         self._num_waiting = 0
         self._closed = False
@@ -78,7 +89,11 @@ class Writer:
     def _serve(self) -> None:
         ends = False
         while not ends:
-            first = self._jobs.get()
+            try:
+                first = self._jobs.get(timeout=None if self.health.writable else TRIAL_INTERVAL_S)
+            except queue.Empty:
+                self._try_to_write()
+                continue
             batch = [] if first is None else [first]
             ends = first is None
             while not ends and len(batch) < MAX_BATCH and not self._jobs.empty():
@@ -92,20 +107,43 @@ class Writer:
         try:
             self._write(batch)
         except DAMAGE as error:
-            if self._connection.in_transaction:
-                self._connection.rollback()
-            if len(batch) > 1:
+            self._roll_back()
+            if len(batch) > 1 and not _is_locked(error):
                 for job in batch:
                     self._commit([job])
             else:
-                batch[0].fail(store_unavailable(str(error)))
+                self.health.note_failure(error)
+                for job in batch:
+                    job.fail(store_unavailable(str(error)))
         else:
             for job in batch:
                 job.settle()
+            if batch:
+                self.health.note_success()
+
+    def _try_to_write(self) -> None:
+        """Writes as much as a turn may take, and takes it back."""
+        try:
+            self._place.check()
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.execute("CREATE TABLE IF NOT EXISTS trial (filling BLOB)")
+            self._connection.execute("INSERT INTO trial VALUES (zeroblob(?))", (TRIAL_BYTES,))
+            self._connection.execute("COMMIT")
+            self._connection.execute("DROP TABLE trial")
+        except sqlite3.Error as error:
+            self._roll_back()
+            self.health.note_failure(error)
+        else:
+            self.health.note_success()
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:
+            self._connection.rollback()
 
     def _write(self, batch: Sequence["_Job[object]"]) -> None:
         if not batch:
             return
+        self._place.check()
         self._connection.execute("BEGIN IMMEDIATE")
         for job in batch:
             job.execute(self._connection)
@@ -175,3 +213,9 @@ class _Job(Generic[T]):
 
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(unless_nobody_waits)
+
+
+def _is_locked(error: Exception) -> bool:
+    """Whether another process holds the file, so that each further try would wait as long."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)

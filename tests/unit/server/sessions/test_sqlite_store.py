@@ -12,6 +12,7 @@ import pytest_asyncio
 from antiphon.v1.session_pb2 import Session
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, StartupError
+from antiphon_server.sessions.file_place import FilePlace
 from antiphon_server.sessions.records import FAILED, Receipt, SessionQuery, TurnQuery
 from antiphon_server.sessions.sqlite_schema import MIGRATIONS
 from antiphon_server.sessions.sqlite_store import SqliteStore
@@ -302,7 +303,7 @@ async def test_a_write_that_is_refused_in_its_middle_leaves_nothing(tmp_path: Pa
         tmp_path / "file.db", isolation_level=None, check_same_thread=False
     )
     connection.execute("CREATE TABLE numbers (number INTEGER)")
-    writer = Writer(connection)
+    writer = Writer(connection, FilePlace(tmp_path / "file.db"))
 
     def refuse(file: sqlite3.Connection) -> None:
         file.execute("INSERT INTO numbers VALUES (1)")
