@@ -14,6 +14,8 @@ COMMANDS: Final = {
     "serve": "run a server",
     "chat": "talk to a model, with the history kept on the server",
     "generate": "one answer, streamed to standard output",
+    "backup": "copy the session store, while its server runs",
+    "token": "draw a token, and print the lines that let it in",
 }
 
 _USAGE: Final = """\

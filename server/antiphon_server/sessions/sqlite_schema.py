@@ -203,6 +203,20 @@ def prepare(connection: sqlite3.Connection, path: Path) -> int:
     Raises:
         StartupError: the file is not a session store, or a later version wrote it.
     """
+    version = _checked_version(connection, path)
+    try:
+        return _migrate(connection, version)
+    except DAMAGE as error:
+        raise StartupError(f"{path} can't be written as a session store: {error}") from error
+
+
+def check_is_store(connection: sqlite3.Connection, path: Path) -> None:
+    """Checks that a file is a session store of a version that is known. Raises StartupError."""
+    if _checked_version(connection, path) == 0:
+        raise StartupError(f"{path} is an empty file, and no session store")
+
+
+def _checked_version(connection: sqlite3.Connection, path: Path) -> int:
     try:
         application_id = _pragma(connection, "application_id")
         version = _pragma(connection, "user_version")
@@ -216,10 +230,7 @@ def prepare(connection: sqlite3.Connection, path: Path) -> int:
             f"{path} was written by a later release (schema {version}, this one knows up to"
             f" {len(MIGRATIONS)}); start that release, or name another store.path"
         )
-    try:
-        return _migrate(connection, version)
-    except DAMAGE as error:
-        raise StartupError(f"{path} can't be written as a session store: {error}") from error
+    return version
 
 
 def bound_size(connection: sqlite3.Connection, max_bytes: int) -> None:
