@@ -150,6 +150,8 @@ class Server:
                 retention_s=self._config.sessions.retention_s,
                 max_loaded=self._config.sessions.max_loaded,
                 recovery_wait_s=self._config.sessions.recovery_wait_s,
+                checkpoint_tokens=self._config.sessions.checkpoint_tokens,
+                checkpoint_interval_s=self._config.sessions.checkpoint_interval_s,
                 max_attempts=self._config.sessions.max_attempts,
             ),
             clock=Clock(),

@@ -89,6 +89,10 @@ class SessionsConfig:
     """The most idle sessions kept in memory; others are read again when they are needed."""
     recovery_wait_s: float = 60.0
     """How long turns wait for the engine to be there again before they fail."""
+    checkpoint_tokens: int = 64
+    """After so many new tokens of a running turn, what there is of it is kept durably."""
+    checkpoint_interval_s: float = 1.0
+    """New tokens of a running turn are kept after this long at the latest."""
     max_attempts: int = 5
     """A turn fails once the server or its engine has ended so often before the turn got on."""
 

@@ -161,13 +161,18 @@ class Generation:
         try:
             told_start = False
             while not self._finished:
-                news = await self._next_news()
+                try:
+                    news = await self._next_news()
+                except AntiphonError:
+                    if not told_start and self._spec.resumed.token_ids:
+                        for event in await self._begin():
+                            yield event
+                    raise
                 if self._closed:
                     return
                 if not told_start:
                     told_start = True
-                    yield self._started()
-                    for event in await self._take_resumed():
+                    for event in await self._begin():
                         yield event
                 for index, part in self._parts(news):
                     for event in await self._take(index, part):
@@ -296,9 +301,9 @@ class Generation:
                 for part in whole.split(progress.max_take_tokens):
                     yield index, part
 
-    async def _take_resumed(self) -> list[Delta | OutputFinished]:
-        """Returns the events that output from before makes."""
-        events: list[Delta | OutputFinished] = []
+    async def _begin(self) -> list[Event]:
+        """Returns the first events: the start, and what output from before makes."""
+        events: list[Event] = [self._started()]
         if self._spec.resumed.token_ids:
             for part in self._spec.resumed.split(self._progress[0].max_take_tokens):
                 events += await self._take(0, part)

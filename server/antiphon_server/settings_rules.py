@@ -48,6 +48,8 @@ RULES: Final[Mapping[str, Range | Choice]] = {
     "sessions.retention_s": Range(1, 3650 * 86400.0),
     "sessions.max_loaded": _COUNT,
     "sessions.recovery_wait_s": Range(0, 86400),
+    "sessions.checkpoint_tokens": _COUNT,
+    "sessions.checkpoint_interval_s": _DELAY,
     "sessions.max_attempts": _COUNT,
     "limits.max_outputs": Range(1, 128),
     "limits.max_queued_requests": _COUNT,

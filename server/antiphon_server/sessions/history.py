@@ -155,6 +155,18 @@ class History:
             tokens=TurnTokens(head_ids=new_head, head_digest=digest),
         )
 
+    def prepared_before(self, tokens: TurnTokens) -> Prepared:
+        """Returns a prompt that was rendered before, from what its turn added then.
+
+        REQUIRES: ids are kept, and the history is the same.
+        """
+        assert not self.rerenders
+        head_ids = self.head_ids if tokens.head_ids is None else tokens.head_ids
+        return Prepared(
+            prompt_ids=head_ids + self.tail_ids + tokens.added_ids,
+            tokens=replace(tokens, output_ids=token_array()),
+        )
+
     def _new_head(
         self, renderer: Renderer, digest: bytes, instructions: str
     ) -> "array[int] | None":

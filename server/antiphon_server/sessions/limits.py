@@ -27,6 +27,9 @@ class SessionLimits:
     """How long a cancelled turn may take to end before it is cut off."""
     recovery_wait_s: float = 60.0
     """How long a turn waits for an engine where there is none."""
+    checkpoint_tokens: int = 64
+    """A running turn is kept after so many new tokens, or else at this interval."""
+    checkpoint_interval_s: float = 1.0
     max_attempts: int = 5
     """How often in a row the server or its engine may end before a turn gets on."""
 

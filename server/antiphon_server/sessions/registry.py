@@ -24,7 +24,7 @@ from antiphon_server.served_model import ServedModel
 from antiphon_server.served_models import find_model
 from antiphon_server.sessions.cache_hints import tell_closed, tell_forked
 from antiphon_server.sessions.changes import Changes
-from antiphon_server.sessions.failures import mark_stopped, server_stopped
+from antiphon_server.sessions.failures import server_stopped
 from antiphon_server.sessions.history import load_history
 from antiphon_server.sessions.ledger import Ledger
 from antiphon_server.sessions.limits import Clock, Draws, SessionLimits
@@ -34,8 +34,8 @@ from antiphon_server.sessions.records import (
     NewSession,
     SessionKey,
     SessionRow,
-    TurnRow,
 )
+from antiphon_server.sessions.recovery import Recovery
 from antiphon_server.sessions.session import LiveSession
 from antiphon_server.sessions.session_requests import (
     Checker,
@@ -43,13 +43,12 @@ from antiphon_server.sessions.session_requests import (
     check_rewind,
     read_update,
 )
-from antiphon_server.sessions.session_rows import behind_turn, present
+from antiphon_server.sessions.session_rows import present
 from antiphon_server.sessions.store import SessionStore
 from antiphon_server.sessions.surroundings import Surroundings
 from antiphon_server.sessions.sweeper import Sweeper
-from antiphon_server.sessions.times import NS_PER_S, to_timestamp
+from antiphon_server.sessions.times import NS_PER_S
 from antiphon_server.sessions.turn import LiveTurn
-from antiphon_server.status import to_failure
 
 
 class SessionRegistry:
@@ -112,9 +111,8 @@ class SessionRegistry:
         return self._surroundings
 
     async def start(self) -> None:
-        """Fails the turns that an earlier server left running, and begins to look for expiry."""
-        for key, turn in await self._surroundings.store.list_unfinished():
-            await self._fail_left_over(key, turn)
+        """Takes up the turns that an earlier server left, and begins to look for expiry."""
+        await Recovery(self._surroundings, self._load).run()
         self._num_sessions = await self._surroundings.store.count_sessions()
         self._sweeper.start()
 
@@ -154,7 +152,7 @@ class SessionRegistry:
         return len(turns)
 
     async def close(self) -> None:
-        """Ends all turns at once and lets go of all sessions."""
+        """Stops all work, leaves turns to the next server and lets go of all sessions."""
         await self._sweeper.close()
         error = server_stopped()
         sessions = list(self._loaded.values())
@@ -331,20 +329,6 @@ class SessionRegistry:
             idle = [key for key, session in self._loaded.items() if session.idle]
             for key in idle[:excess]:
                 del self._loaded[key]
-
-    async def _fail_left_over(self, key: SessionKey, turn: TurnRow) -> None:
-        row = await self._surroundings.store.read_session(key)
-        assert row is not None, "a turn has a session"
-        now_ns = self._surroundings.clock.wall_ns()
-        mark_stopped(turn.turn, to_failure(server_stopped()))
-        turn.turn.end_time.CopyFrom(to_timestamp(now_ns))
-        turn.turn.epoch = self._surroundings.store.epoch
-        ended = behind_turn(row, head=None, now_ns=now_ns, default_ttl_ns=self._ttl_ns)
-        await self._surroundings.store.end_turn(turn, ended)
-
-    @property
-    def _ttl_ns(self) -> int:
-        return int(self._surroundings.limits.idle_ttl_s * NS_PER_S)
 
 
 def _expired(key: SessionKey, expire_ns: int) -> AntiphonError:

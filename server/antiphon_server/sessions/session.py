@@ -166,6 +166,10 @@ class LiveSession:
             raise
         return StartedTurn(live.turn_id, live.log, live)
 
+    def take_up(self, turn: LiveTurn) -> None:
+        """Takes in a turn that an earlier server accepted; its place is known already."""
+        self._queue.take_up(turn)
+
     async def cancel_turn(self, turn_id: str, *, discards: bool) -> LiveTurn | None:
         """Stops a turn; None: it has ended already. Its log tells when it has.
 
@@ -275,9 +279,9 @@ class LiveSession:
             self._attachment.send_away(away, error)
 
     async def stop(self, error: AntiphonError) -> None:
-        """Takes no more turns, and fails those that it has."""
+        """Takes no more turns, and leaves those that it has to the next server."""
         self._closing = error
-        await self._queue.cut_off(to_failure(error))
+        await self._queue.leave()
 
     async def delete(self, etag: str) -> None:
         """Deletes it, turns and all. Raises AntiphonError, STALE_HEAD or STORE_UNAVAILABLE."""

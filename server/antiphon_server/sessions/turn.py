@@ -10,7 +10,7 @@ from antiphon_engine.api.errors import AntiphonError
 from antiphon_server.access.quotas import Place
 from antiphon_server.generation import Generation
 from antiphon_server.sessions.event_log import EventLog
-from antiphon_server.sessions.records import TurnOrder, TurnRow
+from antiphon_server.sessions.records import Checkpoint, TurnOrder, TurnRow
 from antiphon_server.sessions.turn_request import TurnRequest
 
 
@@ -41,10 +41,19 @@ class LiveTurn:
         """On the monotonic clock."""
         self.place: Place | None = None
         """What it holds of its tenant's quotas, from its entry to its end."""
+        self.earlier: Checkpoint | None = None
+        """How far a server before this one came with it; None: this one took it in."""
+        self.is_left = False
+        """Whether this server leaves it to the next one."""
         self.cancel_asked = False
         self.discards = False
         """Whether a cancellation drops what was generated."""
         self._generation: Generation | None = None
+
+    @property
+    def has_earlier_output(self) -> bool:
+        """Whether there is output from before this server."""
+        return self.earlier is not None and bool(self.earlier.tokens.output_ids)
 
     def row(self) -> TurnRow:
         """Returns it as it is kept while it has not ended."""

@@ -1,5 +1,6 @@
 """How a turn generates: from the session's context to an output."""
 
+import asyncio
 from array import array
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -15,10 +16,12 @@ from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.messages import Scope
 from antiphon_server.convert import to_prompt_parts
 from antiphon_server.endurance import Attempts, Endurance
-from antiphon_server.generation import Generation
+from antiphon_server.generation import Event, Generation
+from antiphon_server.generation_output import NewTokens
 from antiphon_server.generation_spec import GenerationSpec
 from antiphon_server.retention import RetentionHint
 from antiphon_server.served_models import find_model
+from antiphon_server.sessions.checkpoints import CheckpointPlace, Checkpoints, resumable_output
 from antiphon_server.sessions.failures import turn_timeout
 from antiphon_server.sessions.history import History, Prepared, nothing_to_answer
 from antiphon_server.sessions.records import SessionKey, TurnTokens
@@ -54,58 +57,43 @@ async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings)
     Raises:
         AntiphonError: it failed.
     """
-    model = find_model(surroundings.models, context.model)
     prepared = await _prepare(turn, context, surroundings)
-    if turn.cancel_asked:
+    if turn.cancel_asked and not turn.has_earlier_output:
         return None
-    now_ns = surroundings.clock.monotonic_ns()
-    if turn.deadline_ns is not None and turn.deadline_ns <= now_ns:
-        raise turn_timeout(context.key.turn_name(turn.turn_id))
-    _check_room(context, len(prepared.prompt_ids), model.context_tokens)
-    config = resolve_config(
-        turn.config,
-        model=model,
-        prompt_tokens=len(prepared.prompt_ids),
-        num_outputs=1,
-        path=f"{turn.request.path}.config",
-        draw_seed=surroundings.draws.draw_seed,
-    )
+    config = _resolve(turn, context, surroundings, num_prompt_tokens=len(prepared.prompt_ids))
     turn.message.config.CopyFrom(config.effective)
-    generation = surroundings.generators[model.name].start(
-        GenerationSpec(
-            prompt_ids=prepared.prompt_ids,
-            config=config,
-            scope=Scope(tenant=context.key.tenant),
-            received_ns=turn.received_ns,
-            deadline_ns=turn.deadline_ns,
-            traceparent=turn.request.traceparent,
-            place=turn.place,
-            endurance=Endurance(
-                attempts=Attempts(most=surroundings.limits.max_attempts),
-                wait_s=surroundings.limits.recovery_wait_s,
-            ),
-            retention=context.retention,
-        )
+    place = CheckpointPlace(
+        store=surroundings.store, key=context.key, position=turn.position, tokens=prepared.tokens
     )
-    try:
-        turn.follow(generation)
-        # The engine works on the prompt while the acceptance is written.
-        await turn.accepted
-        await _tell(turn, generation, config=config, prompt_ids=prepared.prompt_ids)
-    except AntiphonError as error:
-        if error.reason is ErrorReason.TIMEOUT:
-            raise turn_timeout(context.key.turn_name(turn.turn_id)) from error
-        raise
-    finally:
-        turn.message.usage.CopyFrom(generation.usage)
-        turn.message.timings.CopyFrom(generation.timings)
-        generation.close()
+    attempts = await _count_attempt(turn, place, most=surroundings.limits.max_attempts)
+    spec = GenerationSpec(
+        prompt_ids=prepared.prompt_ids,
+        config=config,
+        scope=Scope(tenant=context.key.tenant),
+        received_ns=turn.received_ns,
+        deadline_ns=turn.deadline_ns,
+        traceparent=turn.request.traceparent,
+        place=turn.place,
+        resumed=resumable_output(turn.earlier, config),
+        endurance=Endurance(
+            attempts=attempts,
+            wait_s=surroundings.limits.recovery_wait_s,
+            was_admitted=turn.earlier is not None,
+        ),
+        retention=context.retention,
+    )
+    generation = surroundings.generators[context.model].start(spec)
+    checkpoints = Checkpoints(place, generation, attempts=attempts, limits=surroundings.limits)
+    checkpoints.skip_kept(len(spec.resumed.token_ids))
+    await _follow(turn, generation, checkpoints, spec)
     return _outcome(turn, generation, prepared.tokens)
 
 
 async def _prepare(turn: LiveTurn, context: Context, surroundings: Surroundings) -> Prepared:
     """Renders a turn's prompt."""
     history, request = context.history, turn.request
+    if turn.earlier is not None and turn.earlier.tokens.head_digest:
+        return history.prepared_before(turn.earlier.tokens)
     renderer = find_model(surroundings.models, context.model).renderer
     if request.continues:
         return await surroundings.offload.run(
@@ -119,18 +107,78 @@ async def _prepare(turn: LiveTurn, context: Context, surroundings: Surroundings)
     )
 
 
-async def _tell(
-    turn: LiveTurn, generation: Generation, *, config: ResolvedConfig, prompt_ids: "array[int]"
+def _resolve(
+    turn: LiveTurn, context: Context, surroundings: Surroundings, *, num_prompt_tokens: int
+) -> ResolvedConfig:
+    """Returns what is in force for a turn that starts now. Raises AntiphonError: it can't."""
+    model = find_model(surroundings.models, context.model)
+    is_over = turn.deadline_ns is not None and (
+        turn.deadline_ns <= surroundings.clock.monotonic_ns()
+    )
+    # One with output from before tells of that first.
+    if is_over and not turn.has_earlier_output:
+        raise turn_timeout(turn.message.name)
+    _check_room(context, num_prompt_tokens, model.context_tokens)
+    return resolve_config(
+        turn.config,
+        model=model,
+        prompt_tokens=num_prompt_tokens,
+        num_outputs=1,
+        path=f"{turn.request.path}.config",
+        draw_seed=surroundings.draws.draw_seed,
+    )
+
+
+async def _count_attempt(turn: LiveTurn, place: CheckpointPlace, *, most: int) -> Attempts:
+    """Counts an attempt that is not a turn's first, durably before it begins.
+
+    Raises:
+        AntiphonError: INTERNAL, there were too many.
+    """
+    if turn.earlier is None:
+        return Attempts(most=most)
+    attempts = Attempts(most=most, num=turn.earlier.num_attempts)
+    attempts.check()
+    await place.keep(num_attempts=attempts.num + 1, new=NewTokens(), num_kept_before=0)
+    return attempts
+
+
+async def _follow(
+    turn: LiveTurn, generation: Generation, checkpoints: Checkpoints, spec: GenerationSpec
 ) -> None:
-    """Brings a generation's events into the turn's log."""
-    async with aclosing(generation.events()) as events:
-        async for event in events:
-            if isinstance(event, GenerationStarted):
-                turn.log.append(TurnEvent(started=event))
-                for part in to_prompt_parts(prompt_ids) if config.want_prompt_token_ids else ():
-                    turn.log.append(TurnEvent(prompt_part=part))
-            elif isinstance(event, Delta):
-                turn.log.append(TurnEvent(delta=event))
+    """Tells a turn's log of its generation, to the end. Raises AntiphonError: it failed."""
+    try:
+        turn.follow(generation)
+        # The engine works on the prompt while the acceptance is written.
+        await turn.accepted
+        async with aclosing(generation.events()) as events:
+            async for event in events:
+                _tell(turn, event, spec)
+                checkpoints.note_progress()
+    except AntiphonError as error:
+        if error.reason is ErrorReason.TIMEOUT:
+            raise turn_timeout(turn.message.name) from error
+        raise
+    except asyncio.CancelledError:
+        if turn.is_left:
+            await checkpoints.close_with_all()
+        raise
+    finally:
+        turn.message.usage.CopyFrom(generation.usage)
+        turn.message.timings.CopyFrom(generation.timings)
+        checkpoints.close()
+        generation.close()
+
+
+def _tell(turn: LiveTurn, event: Event, spec: GenerationSpec) -> None:
+    """Brings an event of a generation into the turn's log."""
+    if isinstance(event, GenerationStarted):
+        turn.log.append(TurnEvent(started=event))
+        prompt_ids = spec.prompt_ids if spec.config.want_prompt_token_ids else ()
+        for part in to_prompt_parts(prompt_ids):
+            turn.log.append(TurnEvent(prompt_part=part))
+    elif isinstance(event, Delta):
+        turn.log.append(TurnEvent(delta=event))
 
 
 def _outcome(turn: LiveTurn, generation: Generation, tokens: TurnTokens) -> Outcome:

@@ -84,13 +84,21 @@ class TurnQueue:
 
     def add(self, turn: LiveTurn) -> None:
         """Takes a turn in; its `accepted` tells when that is durable."""
+        num_before = self._enter(turn)
+        self._spawn(self._accept(turn, num_before))
+
+    def take_up(self, turn: LiveTurn) -> None:
+        """Takes in a turn that an earlier server accepted."""
+        turn.accept(self._enter(turn))
+
+    def _enter(self, turn: LiveTurn) -> int:
+        """Puts a turn behind the others, and returns how many those are."""
         num_before = len(self._live)
         if turn.place is None:  # It was let in before this server started.
             quotas = self._surroundings.tenancy.quotas
             turn.place = quotas.enter_again(self._ledger.row.key.tenant, queued=num_before > 0)
         self._live[turn.turn_id] = turn
         self._waiting.append(turn)
-        self._spawn(self._accept(turn, num_before))
         if turn.deadline_ns is not None:
             left_ns = turn.deadline_ns - self._surroundings.clock.monotonic_ns()
             self._timers[turn.turn_id] = asyncio.get_running_loop().call_later(
@@ -98,11 +106,12 @@ class TurnQueue:
             )
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
+        return num_before
 
     def cancel(self, turn: LiveTurn, *, discards: bool) -> None:
         """Stops a turn; it ends soon after. Idempotent."""
         turn.cancel(discards=discards)
-        if turn in self._waiting:
+        if turn in self._waiting and not turn.has_earlier_output:
             self._drop(turn, cancelled_failure(_STOPPED_EARLY))
 
     def check_idle(self) -> None:
@@ -138,6 +147,20 @@ class TurnQueue:
         await self.wait_idle()
         self._cut = None
 
+    async def leave(self) -> None:
+        """Stops all work and leaves the turns, as far as they are, to the next server."""
+        for turn in self.live:
+            turn.is_left = True
+        if self._attempt is not None:
+            self._attempt.cancel()
+        if self._worker is not None:
+            await asyncio.wait({self._worker})
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for turn in self.live:
+            self._forget(turn)
+            turn.ended.set()
+
     async def _accept(self, turn: LiveTurn, num_before: int) -> None:
         try:
             key = self._ledger.row.key
@@ -155,14 +178,17 @@ class TurnQueue:
             turn.accept(num_before)
 
     async def _work(self) -> None:
-        while self._waiting:
+        while self._waiting and not self._waiting[0].is_left:
             turn = self._waiting.popleft()
             assert turn.place is not None
             turn.place.start()
             self._attempt = asyncio.create_task(self._try(turn))
             await asyncio.wait({self._attempt})
             failure = self._failure_of(self._attempt, turn)
+            ended_itself = not self._attempt.cancelled()
             self._attempt = None
+            if turn.is_left and not ended_itself:
+                break
             if failure is not None:
                 await self._fail(turn, failure)
         self._worker = None

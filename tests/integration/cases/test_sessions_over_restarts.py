@@ -28,7 +28,14 @@ from support.canary import Canary
 from support.real_server import real_server
 from support.serve_command import Command, Runner, serve_runner
 from support.session_rows import user
-from support.turn_runs import TurnRun, greedy, new_session, run_turn
+from support.turn_runs import (
+    TurnRun,
+    events_of_turn,
+    greedy,
+    new_session,
+    read_run,
+    run_turn,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -37,6 +44,7 @@ INSTRUCTIONS = "You are brief."
 CONFIG = greedy(20)
 ENDLESS = GenerationConfig(stop=StopConditions(max_output_tokens=300, ignore_eos=True))
 BLOCK_TOKENS = 8
+LONG = StartTurn(turn_id="long", items=[user("Tell me everything")], config=greedy(300))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +60,11 @@ class Lives:
 
     runs: list[TurnRun]
     """Two turns of the first process, which was told to stop; one of the second, which was killed
-    while another turn ran; one of the third."""
+    while another ran; that one, which the third took up; one of the third."""
     control: list[TurnRun]
     """The same turns in a session that lived in one process."""
     listed: list[Turn]
-    """What the third process found."""
+    """What the third process had in the end."""
 
 
 @asynccontextmanager
@@ -83,11 +91,14 @@ async def lives(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path)
             await leave_running(client, session)
             await asyncio.to_thread(command.end, signal.SIGKILL)
         async with connected(runner) as (_, client):
+            runs += [read_run(await events_of_turn(client, session, LONG))]
+            runs += await ask_all(client, session, QUESTIONS[3:])
             request = ListTurnsRequest(session=session, show_all=True)
             listed = await client.sessions.ListTurns(request, timeout=LIMIT_S)
-            runs += await ask_all(client, session, QUESTIONS[3:])
             whole = await new_session(client, instructions=INSTRUCTIONS)
-            control = await ask_all(client, whole, QUESTIONS)
+            control = await ask_all(client, whole, QUESTIONS[:3])
+            control += [read_run(await events_of_turn(client, whole, LONG))]
+            control += await ask_all(client, whole, QUESTIONS[3:])
     return Lives(runs=runs, control=control, listed=list(listed.turns))
 
 
@@ -97,8 +108,7 @@ async def ask_all(client: Client, session: str, questions: Sequence[str]) -> lis
 
 async def leave_running(client: Client, session: str) -> None:
     """Starts a turn that goes on for long, and returns once it has said something."""
-    start = StartTurn(turn_id="lost", items=[user("Tell me everything")], config=ENDLESS)
-    call = client.sessions.RunTurn(RunTurnRequest(session=session, turn=start), timeout=LIMIT_S)
+    call = client.sessions.RunTurn(RunTurnRequest(session=session, turn=LONG), timeout=LIMIT_S)
     while not (await call.read()).HasField("delta"):
         pass
 
@@ -111,25 +121,29 @@ async def test_turn_of_a_live_session_computes_only_what_is_new(lives: Lives) ->
         assert (len(context) - 1) // BLOCK_TOKENS * BLOCK_TOKENS <= cached < len(run.prompt_ids)
 
 
-@pytest.mark.parametrize("first_of_a_process", [2, 3])
-async def test_next_turn_after_a_restart_goes_on_with_the_same_ids(
-    lives: Lives, first_of_a_process: int
-) -> None:
-    run, expected = lives.runs[first_of_a_process], lives.control[first_of_a_process]
+async def test_next_turn_after_a_restart_goes_on_with_the_same_ids(lives: Lives) -> None:
+    run, expected = lives.runs[2], lives.control[2]
 
     assert run.usage.cached_prompt_tokens == 0
     assert run.prompt_ids == expected.prompt_ids
     assert run.output_ids == expected.output_ids
 
 
-async def test_restart_keeps_completed_turns_and_fails_those_that_ran(lives: Lives) -> None:
-    completed = [turn for turn in lives.listed if turn.state == Turn.STATE_COMPLETED]
-    lost = [turn for turn in lives.listed if turn.state == Turn.STATE_FAILED]
+async def test_turn_of_a_process_that_was_killed_is_taken_up_by_the_next(lives: Lives) -> None:
+    taken_up, after = lives.runs[3:]
 
-    kept_ids = [list(turn.output.token_ids) for turn in completed]
-    assert kept_ids == [run.output_ids for run in lives.control[:3]]
-    assert [turn.name.rpartition("/")[2] for turn in lost] == ["lost"]
-    assert len(lives.listed) == 4
+    assert (taken_up.text, taken_up.output_ids) == (
+        lives.control[3].text,
+        lives.control[3].output_ids,
+    )
+    assert after.prompt_ids == lives.control[4].prompt_ids
+    assert after.output_ids == lives.control[4].output_ids
+
+
+async def test_restarts_keep_every_turn_once(lives: Lives) -> None:
+    assert {turn.state for turn in lives.listed} == {Turn.STATE_COMPLETED}
+    kept_ids = [list(turn.output.token_ids) for turn in lives.listed]
+    assert kept_ids == [run.output_ids for run in lives.control]
 
 
 async def test_session_goes_on_with_the_same_ids_when_its_engine_is_replaced(

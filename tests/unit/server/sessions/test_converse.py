@@ -25,7 +25,6 @@ from support.session_bench import (
     generate_frame,
     is_kind,
     open_frame,
-    session_bench,
     text_of,
     turn_events,
 )
@@ -320,24 +319,6 @@ async def test_a_reader_that_does_not_read_costs_few_events(bench: SessionBench,
 
     assert len(frames) <= 6
     assert turn_events(frames, "t1")[-1].completed.usage.output_tokens == 200
-
-
-async def test_stopping_the_server_fails_what_runs_and_the_next_one_knows(spec: BenchSpec):
-    async with session_bench(spec) as bench:
-        await bench.create()
-        bench.engine.hold()
-        talk = await opened(bench, generate_frame("one", "t1"), generate_frame("two", "t2"))
-        for _ in range(2):
-            await talk.until(is_kind("accepted"))
-    async with session_bench(spec) as bench:
-        turns = [await bench.turn(turn_id) for turn_id in ("t1", "t2")]
-        session = await bench.session()
-        again = await bench.run("one", "t3")
-
-    assert [turn.state for turn in turns] == [Turn.STATE_FAILED] * 2
-    assert {turn.failure.reason for turn in turns} == {"ENGINE_DOWN"}
-    assert session.num_turns == 0
-    assert again[-1].HasField("completed")
 
 
 async def ended_turn(bench: SessionBench, turn_id: str) -> Turn:
