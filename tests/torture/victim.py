@@ -76,6 +76,15 @@ class Victim:
         )
         return cls(directory, zygote, settings, engine_command)
 
+    @property
+    def front_end(self) -> int:
+        """The front end's process id."""
+        return self._front_end
+
+    def stored_bytes(self) -> int:
+        """Returns the size of the store."""
+        return sum(path.stat().st_size for path in (self.directory / "store").iterdir())
+
     async def start(self) -> None:
         """Starts a front end, which starts its engine; doesn't wait for them."""
         self._front_end = int(await self._ask(f"start {self._spec.to_line()}"))
