@@ -175,7 +175,11 @@ class Generation:
                     for event in await self._begin():
                         yield event
                 for index, part in self._parts(news):
-                    for event in await self._take(index, part):
+                    for event in (
+                        await self._take_apart(index, part)
+                        if self._is_burst(index, part)
+                        else self._take(index, part)
+                    ):
                         yield event
             await self._settle()
             yield GenerationCompleted(usage=self.usage, timings=self.timings)
@@ -281,7 +285,9 @@ class Generation:
         if news.cached_prompt_tokens is not None:
             self._run.ticket.start(news.first_step_ns - self._spec.received_ns)
         self._facts.note(news)
-        self._unconfirmed -= {index for index, new in news.outputs.items() if new.ended}
+        for index, new in news.outputs.items():
+            if new.ended is not None:
+                self._unconfirmed.discard(index)
 
     def _started(self) -> GenerationStarted:
         return GenerationStarted(
@@ -290,40 +296,67 @@ class Generation:
             seed=self._spec.config.sampling.seed,
         )
 
-    def _parts(self, news: RequestNews | None) -> Iterator[tuple[int, NewTokens]]:
-        """Yields what there is of each output, cut to what one delta may hold."""
-        for index, progress in enumerate(self._progress):
-            if news is None:
-                # The engine gives no word on an end that was asked for, so it is taken as done.
-                yield index, NewTokens(ended=messages.FinishReason.CANCELLED)
-            elif new := news.outputs.get(index):
-                whole = NewTokens(token_ids=new.token_ids, logprobs=new.logprobs, ended=new.ended)
-                for part in whole.split(progress.max_take_tokens):
-                    yield index, part
+    def _parts(self, news: RequestNews | None) -> list[tuple[int, NewTokens]]:
+        """Returns what there is of each output, cut to what one delta may hold."""
+        if news is None:
+            # The engine gives no word on an end that was asked for, so it is taken as done.
+            ended = NewTokens(ended=messages.FinishReason.CANCELLED)
+            return [(index, ended) for index in range(len(self._progress))]
+        parts = []
+        for index in sorted(news.outputs):
+            new = news.outputs[index]
+            whole = NewTokens(token_ids=new.token_ids, logprobs=new.logprobs, ended=new.ended)
+            max_tokens = self._progress[index].max_take_tokens
+            if len(whole.token_ids) <= max_tokens:
+                parts.append((index, whole))
+            else:
+                parts += [(index, part) for part in whole.split(max_tokens)]
+        return parts
 
     async def _begin(self) -> list[Event]:
         """Returns the first events: the start, and what output from before makes."""
         events: list[Event] = [self._started()]
         if self._spec.resumed.token_ids:
             for part in self._spec.resumed.split(self._progress[0].max_take_tokens):
-                events += await self._take(0, part)
+                events += await self._take_apart(0, part)
         return events
 
-    async def _take(self, index: int, part: NewTokens) -> list[Delta | OutputFinished]:
+    def _is_burst(self, index: int, part: NewTokens) -> bool:
+        """Whether new tokens are so many that work on them would hold up others."""
+        num_entries = len(part.token_ids) * self._progress[index].entries_per_token
+        return num_entries > _BURST_ENTRIES and self._run.offload.has_room
+
+    async def _take_apart(self, index: int, part: NewTokens) -> list[Delta | OutputFinished]:
+        """Returns the events that new tokens of an output make, worked out beside the event loop.
+
+        In place where that is not worth it.
+        """
+        if self.outputs[index].finished or not self._is_burst(index, part):
+            return self._take(index, part)
+        deltas = await self._run.offload.run(self._taking(index, part))
+        return self._with_end(index, deltas)
+
+    def _take(self, index: int, part: NewTokens) -> list[Delta | OutputFinished]:
         """Returns the events that new tokens of an output make."""
-        record, progress = self.outputs[index], self._progress[index]
-        if record.finished:
+        if self.outputs[index].finished:
             return []
+        if part.ended is None:
+            deltas = self._progress[index].take(part)
+        else:
+            deltas = self._taking(index, part)()
+        return self._with_end(index, deltas)
+
+    def _taking(self, index: int, part: NewTokens) -> Callable[[], list[Delta]]:
+        progress = self._progress[index]
         if part.ended is messages.FinishReason.CANCELLED:
             reason = self._early_reason or FinishReason.FINISH_REASON_CANCELLED
-            take = partial(progress.take_last, part, reason)
-        else:
-            take = partial(progress.take, part)
-        num_entries = len(part.token_ids) * progress.entries_per_token
-        if num_entries > _BURST_ENTRIES and self._run.offload.has_room:
-            events: list[Delta | OutputFinished] = [*await self._run.offload.run(take)]
-        else:
-            events = [*take()]
+            return partial(progress.take_last, part, reason)
+        return partial(progress.take, part)
+
+    def _with_end(self, index: int, deltas: list[Delta]) -> list[Delta | OutputFinished]:
+        """Adds the end of an output to its last deltas, if those are they."""
+        events: list[Delta | OutputFinished] = [*deltas]
+        record = self.outputs[index]
         if record.finished:
             if index in self._unconfirmed:
                 self._run.stream.finish_output(index, len(record.token_ids))

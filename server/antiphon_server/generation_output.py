@@ -15,6 +15,10 @@ from antiphon_server.validation import ResolvedConfig
 MAX_DELTA_ENTRIES: Final = 4096
 """Tokens and log-probabilities in a delta: keeps it far below a message's bound."""
 
+# The generated enumerations look their values up by name each time.
+_CONTENT: Final = OutputChannel.OUTPUT_CHANNEL_CONTENT
+_UNFINISHED: Final = FinishReason.FINISH_REASON_UNSPECIFIED
+
 _SHOWN_ON_REQUEST: Final = frozenset({messages.FinishReason.END_ID, messages.FinishReason.STOP_ID})
 """Ends by a token, whose text is shown only where special tokens are."""
 _OUT_OF_ROOM: Final = frozenset(
@@ -31,7 +35,7 @@ class OutputRecord:
     """All that count: up to the end, with the token that ended it."""
     logprobs: list[messages.TokenLogprobs] = field(default_factory=list)
     """Of each of `token_ids`, where they were asked for."""
-    finish_reason: "FinishReason.ValueType" = FinishReason.FINISH_REASON_UNSPECIFIED
+    finish_reason: "FinishReason.ValueType" = _UNFINISHED
     stop_match: StopMatch | None = None
     pieces: list[str] = field(default_factory=list)
 
@@ -43,12 +47,15 @@ class OutputRecord:
     @property
     def finished(self) -> bool:
         """Whether nothing more comes."""
-        return self.finish_reason != FinishReason.FINISH_REASON_UNSPECIFIED
+        return self.finish_reason != _UNFINISHED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class NewTokens:
-    """What the engine brought of one output."""
+    """What the engine brought of one output.
+
+    Not frozen, though nobody changes it: one is made for each token, and frozen ones cost more.
+    """
 
     token_ids: Sequence[int] = ()
     logprobs: Sequence[messages.TokenLogprobs] = ()
@@ -57,7 +64,10 @@ class NewTokens:
 
     def split(self, max_tokens: int) -> Iterator["NewTokens"]:
         """Yields it in parts of bounded length; the last one has the end."""
-        last = max(0, len(self.token_ids) - 1) // max_tokens * max_tokens
+        if len(self.token_ids) <= max_tokens:
+            yield self
+            return
+        last = (len(self.token_ids) - 1) // max_tokens * max_tokens
         for start in range(0, last + 1, max_tokens):
             part = slice(start, start + max_tokens)
             yield NewTokens(
@@ -186,7 +196,7 @@ class OutputProgress:
     def _delta(self, text: str) -> Delta:
         return Delta(
             output_index=self._record.index,
-            channel=OutputChannel.OUTPUT_CHANNEL_CONTENT,
+            channel=_CONTENT,
             text=text,
         )
 

@@ -99,12 +99,17 @@ class NewsStream:
 
     def add_token(self, output_index: int, token_id: int, end_ns: int) -> None:
         """Adds a token that came in the step that ended at `end_ns`."""
-        self.output(output_index).token_ids.append(token_id)
+        news = self._news
+        output = news.outputs.get(output_index)
+        if output is None:
+            output = news.outputs[output_index] = OutputNews()
+        output.token_ids.append(token_id)
         if not self._has_first_token:
             self._has_first_token = True
-            self._news.first_token_ns = end_ns
-        self._news.last_token_ns = end_ns
-        self._announce()
+            news.first_token_ns = end_ns
+        news.last_token_ns = end_ns
+        if not self._has_news:
+            self._announce()
 
     def end_output(self, ended: OutputEnded) -> bool:
         """Adds the end of an output and returns whether that was the last."""

@@ -20,9 +20,9 @@ class StopHit:
     keep_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Piece:
-    """Text that is ready to go out.
+    """Text that is ready to go out. Not frozen, since one is made for each token.
 
     Attributes:
         text: Whole characters; may be empty.
@@ -93,8 +93,12 @@ class OutputText:
         match = self._scanner.scan(text)
         if match is not None:
             return self._release_up_to(match, self._held + text)
+        num_held = self._scanner.num_held
+        if not (num_held or self._held):
+            self._num_released += len(text)
+            return Piece(text=text, num_tokens=self._tell() if text else 0)
         text = self._held + text
-        num_out = len(text) - self._scanner.num_held
+        num_out = len(text) - num_held
         self._held = text[num_out:]
         self._num_released += num_out
         num_tokens = self._tell() if num_out else 0
