@@ -121,7 +121,11 @@ class EventLog:
     @property
     def size_bytes(self) -> int:
         """What its events take."""
-        return self._bytes_through(self.last_sequence)
+        if not self._entries:
+            return 0
+        entry = self._entries[-1]
+        num_numbers = entry.last_sequence + 1 - entry.first_sequence
+        return self._bytes_before[-1] + entry.size_bytes(num_numbers)
 
     @property
     def delivered(self) -> Delivered:
@@ -149,12 +153,13 @@ class EventLog:
             self._append_delta(event)
         else:
             self._add(_Single(event, event.ByteSize()))
+            self.ended = event.HasField("completed") or event.HasField("failed")
         self.last_sequence = sequence
         self._latest = event
-        self.ended = event.WhichOneof("event") in ("completed", "failed")
         for reader in self._readers:
             reader.wake.set()
-        self.weigh()
+        if self._may_be_full:
+            self.weigh()
 
     def open_reader(self, wake: asyncio.Event, spec: ReaderSpec = FROM_START) -> "EventReader":
         """Returns a reader; close it.
@@ -182,12 +187,15 @@ class EventLog:
 
     def weigh(self) -> None:
         """Looks how far driving readers have come, and holds or releases the turn by it."""
-        places = [reader.settled for reader in self._readers if reader.drives]
         backlog_bytes = 0
-        if places:
-            self._settled = max(places)
-            if self._settled < self.last_sequence:
-                backlog_bytes = self.size_bytes - self._bytes_through(self._settled)
+        place = -1
+        for reader in self._readers:
+            if reader.drives:
+                place = max(place, reader.settled)
+        if place >= 0:
+            self._settled = place
+            if place < self.last_sequence and self._may_be_full:
+                backlog_bytes = self.size_bytes - self._bytes_through(place)
         if self.settled:
             self.on_settled()
         if not self._held and backlog_bytes > self._max_backlog_bytes:
@@ -243,6 +251,11 @@ class EventLog:
         output.text = "".join(texts[False])
         output.reasoning = "".join(texts[True])
         return output
+
+    @property
+    def _may_be_full(self) -> bool:
+        """Whether it holds so much that it matters how much of it was taken in."""
+        return self._held or self.size_bytes > self._max_backlog_bytes
 
     def _append_delta(self, event: TurnEvent) -> None:
         run = self._entries[-1] if self._entries else None
