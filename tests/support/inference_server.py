@@ -26,6 +26,7 @@ from antiphon_server.services.multiplex import MultiplexLimits
 class InferenceServer:
     """What tests use of it."""
 
+    target: str
     generator: Generator
     channel: grpc.aio.Channel
     stub: inference_pb2_grpc.InferenceServiceStub
@@ -100,7 +101,7 @@ async def inference_server(
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
     try:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        yield InferenceServer(generator, channel, stub, long_calls)
+        yield InferenceServer(f"127.0.0.1:{port}", generator, channel, stub, long_calls)
     finally:
         await channel.close()
         await server.stop(0)
