@@ -72,7 +72,7 @@ def encrypted(runner: Runner, made: Made) -> Command:
         tls_client_ca=made.authority.cert,
         tokens_file=made.tokens,
     )
-    return runner.start("--listen", "[::]:0", *flags)
+    return runner.start("--listen", "[::]:0", "--set", "logging.level=debug", *flags)
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +118,8 @@ def test_client_without_a_certificate_does_not_get_that_far(port: int, made: Mad
         assert list_models(channel, "tk-ops") is grpc.StatusCode.UNAVAILABLE
 
 
-def test_client_in_the_clear_fails_alone_and_leaves_a_trace(
-    encrypted: Command, port: int, made: Made
+def test_client_in_the_clear_fails_alone_and_leaves_a_trace_and_no_secret_is_logged(
+    runner: Runner, encrypted: Command, port: int, made: Made
 ) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{port}") as plain:
         assert list_models(plain, "tk-ops") is grpc.StatusCode.UNAVAILABLE
@@ -133,8 +133,11 @@ def test_client_in_the_clear_fails_alone_and_leaves_a_trace(
     exit_status, log = encrypted.end()
     assert exit_status == 0
     assert "Handshake failed" in log
-    assert "tk-ops" not in log
-    assert "tk-wrong" not in log
+    assert "call refused" in log
+    (secret_file,) = runner.directory.glob("sessions-*.db.secret")
+    key = made.server.key.read_text().splitlines()[1]
+    for secret in ("tk-ops", "tk-wrong", secret_file.read_text().strip(), key):
+        assert secret not in log
 
 
 MISTAKES = {
