@@ -31,7 +31,7 @@ _END_GRACE_S: Final = 1.0
 """How long the engine may take to confirm an end before that is told without it."""
 _BURST_ENTRIES: Final = 512
 """Tokens and their log-probabilities, beyond which work on them leaves the event loop."""
-_PROMPT_TAIL_TOKENS: Final = 64
+PROMPT_TAIL_TOKENS: Final = 64
 """As much of the prompt as can decide how the output's first characters decode."""
 _NANOS: Final = 1_000_000_000
 
@@ -390,7 +390,7 @@ def _new_progress(record: OutputRecord, spec: GenerationSpec, model: ServedModel
     config = spec.config
     text = OutputText(
         model.tokenizer,
-        prompt_tail=spec.prompt_ids[-_PROMPT_TAIL_TOKENS:],
+        prompt_tail=spec.prompt_ids[-PROMPT_TAIL_TOKENS:],
         stop_strings=config.stop_strings,
         include_stop_string=config.include_stop_string,
         show_special_tokens=config.show_special_tokens,

@@ -142,6 +142,7 @@ WITHOUT_EFFECT = {
 SHOWN_ELSEWHERE = {
     r"^Drain \.limit$": "test_turns_cut_at_the_limit_keep_their_output_over_a_restart",
     r"\.on_disconnect$": "test_a_broken_stream_leaves_its_turn_as_it_asked",
+    r"if_busy$": "test_what_was_delivered_stays_and_the_rest_goes",
     r"cancel_active$": "test_turns_are_stopped_for_a_rewind_where_asked",
     r"discard_partial$": "test_a_discarded_turn_leaves_the_history_as_before",
     r"^WatchEngineStats \.interval$": "test_stats_are_watched_at_the_interval_asked_for",

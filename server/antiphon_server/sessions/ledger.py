@@ -91,7 +91,7 @@ class Ledger:
         completed = TurnCompleted()
         completed.CopyFrom(outcome.completed)
         completed.etag = etag_of(row)
-        completed.kept_sequence = message.last_sequence
+        completed.kept_sequence = outcome.completed.kept_sequence or message.last_sequence
         self.on_change(turn.turn_id)
         return completed
 

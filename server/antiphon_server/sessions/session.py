@@ -351,7 +351,7 @@ class LiveSession:
         self._check_open()
         if self._draining is not None:
             raise self._draining
-        self._queue.check_room(rejects_busy=request.rejects_busy)
+        self._queue.check_room(request)
         session = self._ledger.row.session
         turn = LiveTurn(
             request,
@@ -377,6 +377,8 @@ class LiveSession:
         turn.message.create_time.CopyFrom(to_timestamp(self._surroundings.clock.wall_ns()))
         quotas = self._surroundings.tenancy.quotas
         turn.place = quotas.enter(self.key.tenant, queued=self.active)
+        if request.interrupts:
+            self._queue.interrupt()
         self._queue.add(turn)
         return turn
 

@@ -48,6 +48,8 @@ class LiveTurn:
         self.cancel_asked = False
         self.discards = False
         """Whether a cancellation drops what was generated."""
+        self.interrupted_at: int | None = None
+        """The last event's number that its caller had got as another turn interrupted it."""
         self._generation: Generation | None = None
 
     @property
@@ -96,6 +98,12 @@ class LiveTurn:
         self.discards |= discards
         if self._generation is not None:
             self._generation.cancel()
+
+    def interrupt(self) -> None:
+        """Asks it to end early and keep no more than was delivered by now. Idempotent."""
+        if self.interrupted_at is None:
+            self.interrupted_at = self.log.delivered.sequence
+        self.cancel(discards=False)
 
     def follow(self, generation: Generation) -> None:
         """Makes cancellations reach its generation, also those that were asked for before."""

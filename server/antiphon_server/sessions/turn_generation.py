@@ -2,6 +2,7 @@
 
 import asyncio
 from array import array
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.messages import Scope
 from antiphon_server.convert import to_prompt_parts
 from antiphon_server.endurance import Attempts, Endurance
-from antiphon_server.generation import Event, Generation
+from antiphon_server.generation import PROMPT_TAIL_TOKENS, Event, Generation
 from antiphon_server.generation_output import NewTokens
 from antiphon_server.generation_spec import GenerationSpec
 from antiphon_server.retention import RetentionHint
@@ -49,6 +50,8 @@ class Outcome:
     """None: a turn that appends."""
     tokens: TurnTokens = field(default_factory=TurnTokens)
     num_output_tokens: int = 0
+    prompt_tail: Sequence[int] = ()
+    """The prompt's last ids: as much as decides how the output begins."""
 
 
 async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings) -> Outcome | None:
@@ -86,7 +89,7 @@ async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings)
     checkpoints = Checkpoints(place, generation, attempts=attempts, limits=surroundings.limits)
     checkpoints.skip_kept(len(spec.resumed.token_ids))
     await _follow(turn, generation, checkpoints, spec)
-    return _outcome(turn, generation, prepared.tokens)
+    return _outcome(turn, generation, prepared)
 
 
 async def _prepare(turn: LiveTurn, context: Context, surroundings: Surroundings) -> Prepared:
@@ -181,8 +184,9 @@ def _tell(turn: LiveTurn, event: Event, spec: GenerationSpec) -> None:
         turn.log.append(TurnEvent(delta=event))
 
 
-def _outcome(turn: LiveTurn, generation: Generation, tokens: TurnTokens) -> Outcome:
+def _outcome(turn: LiveTurn, generation: Generation, prepared: Prepared) -> Outcome:
     (record,) = generation.outputs
+    tokens = prepared.tokens
     output = turn.log.output()
     output.finish_reason = record.finish_reason
     if record.stop_match is not None:
@@ -202,6 +206,7 @@ def _outcome(turn: LiveTurn, generation: Generation, tokens: TurnTokens) -> Outc
             output_ids=array("i", record.token_ids),
         ),
         num_output_tokens=len(record.token_ids),
+        prompt_tail=prepared.prompt_ids[-PROMPT_TAIL_TOKENS:],
     )
 
 

@@ -9,10 +9,12 @@ import structlog
 from antiphon.v1.types_pb2 import FINISH_REASON_CANCELLED, Failure
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
-from antiphon_server.sessions.cache_hints import retention_of
+from antiphon_server.served_models import find_model
+from antiphon_server.sessions.cache_hints import retention_of, tell_rewound
 from antiphon_server.sessions.failures import cancelled_failure, turn_timeout
 from antiphon_server.sessions.history import nothing_to_answer
-from antiphon_server.sessions.history_points import check_continuable
+from antiphon_server.sessions.history_points import Base, check_continuable
+from antiphon_server.sessions.interruption import cut_to_delivered
 from antiphon_server.sessions.ledger import Ledger
 from antiphon_server.sessions.records import RUNNING
 from antiphon_server.sessions.surroundings import Surroundings
@@ -23,6 +25,7 @@ from antiphon_server.sessions.turn_request import TurnRequest
 from antiphon_server.status import to_failure
 
 _STOPPED_EARLY: Final = "The turn was stopped before it had any output."
+_INTERRUPTED_EARLY: Final = "The turn was interrupted before any output of it was delivered."
 _DISCARDED: Final = "The turn was stopped, and its output discarded."
 
 
@@ -53,10 +56,12 @@ class TurnQueue:
         """Returns a turn that has not ended."""
         return self._live.get(turn_id)
 
-    def check_room(self, *, rejects_busy: bool) -> None:
+    def check_room(self, request: TurnRequest) -> None:
         """Checks whether a turn may come now. Raises AntiphonError, SESSION_BUSY or OVERLOADED."""
+        if request.interrupts:
+            return
         ahead = [turn for turn in self._live.values() if not turn.cancel_asked]
-        if rejects_busy and ahead:
+        if request.rejects_busy and ahead:
             raise self._busy(ahead[0], "Wait for it, cancel it, or let this one queue.")
         limit = self._surroundings.limits.max_queued_turns
         if len(self._waiting) >= limit:
@@ -71,9 +76,10 @@ class TurnQueue:
     def check_answerable(self, request: TurnRequest) -> None:
         """Checks that a turn will have something to answer. Raises InvalidRequest.
 
-        What stands behind another place than the head is known only as the turn starts.
+        What stands behind another place than the head, or behind a turn that is interrupted, is
+        known only as the turn starts.
         """
-        if request.rewind_to is not None or request.continues:
+        if request.rewind_to is not None or request.continues or request.interrupts:
             return
         last = next(reversed(self._live.values()), None)
         appended = (
@@ -113,6 +119,14 @@ class TurnQueue:
         turn.cancel(discards=discards)
         if turn in self._waiting and not turn.has_earlier_output:
             self._drop(turn, cancelled_failure(_STOPPED_EARLY))
+
+    def interrupt(self) -> None:
+        """Stops all turns; the one that runs keeps what was delivered of it by now."""
+        for turn in self.live:
+            if turn in self._waiting:
+                self._drop(turn, cancelled_failure(_INTERRUPTED_EARLY))
+            else:
+                turn.interrupt()
 
     def check_idle(self) -> None:
         """Checks that no turn is there. Raises AntiphonError, SESSION_BUSY."""
@@ -225,24 +239,36 @@ class TurnQueue:
         turn.message.parent_turn = base.head_turn
         outcome: Outcome | None = Outcome()
         if turn.request.generates:
-            if turn.request.continues:
-                check_continuable(base, f"{turn.request.path}.continue_answer")
-            context = Context(
-                key=row.key,
-                model=row.session.model,
-                history=base.history,
-                retention=retention_of(row, default_s=self._surroundings.limits.retention_s),
-            )
-            outcome = await generate(turn, context, self._surroundings)
+            outcome = await self._generate(turn, base)
         await turn.accepted
         if turn.discards and turn.request.generates:
             return cancelled_failure(_DISCARDED)
         if outcome is None or _is_empty(outcome):
             return cancelled_failure(_STOPPED_EARLY)
+        if turn.interrupted_at is not None and outcome.output is not None:
+            model = find_model(self._surroundings.models, row.session.model)
+            outcome = await cut_to_delivered(turn, outcome, model, self._surroundings)
+            if outcome is None:
+                return cancelled_failure(_INTERRUPTED_EARLY)
         completed = await self._ledger.complete(turn, outcome, base)
         self._forget(turn)
         turn.tell_completed(completed)
+        if turn.interrupted_at is not None:
+            tell_rewound(self._surroundings, row, self._ledger.history.num_tokens)
         return None
+
+    async def _generate(self, turn: LiveTurn, base: Base) -> Outcome | None:
+        """Returns what comes of a turn that generates; None: it was stopped before it began."""
+        if turn.request.continues:
+            check_continuable(base, f"{turn.request.path}.continue_answer")
+        row = self._ledger.row
+        context = Context(
+            key=row.key,
+            model=row.session.model,
+            history=base.history,
+            retention=retention_of(row, default_s=self._surroundings.limits.retention_s),
+        )
+        return await generate(turn, context, self._surroundings)
 
     async def _fail(self, turn: LiveTurn, failure: Failure) -> None:
         """Ends a turn that has no place in the history; one that was refused just goes."""

@@ -149,7 +149,6 @@ def fingerprint(kind: str, content: Message) -> bytes:
 def _refuse_unbuilt(start: StartTurn, path: str) -> None:
     """Refuses what this release can't do. To ignore it would do something else than was asked."""
     asked = {
-        ("interrupt", "if_busy"): start.if_busy == StartTurn.IF_BUSY_INTERRUPT,
         ("tracestate", "tracestate"): bool(start.tracestate),
     }
     for (capability, name), is_asked in asked.items():

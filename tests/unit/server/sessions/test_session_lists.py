@@ -100,6 +100,8 @@ async def test_a_turn_that_ends_while_a_page_is_read_is_told_as_it_ended(bench: 
     bench.engine.hold()
     running = asyncio.create_task(bench.run("hi", "t1"))
     await eventually(lambda: bool(bench.engine.requests))
+    async with bench.registry.use(KEY) as session:
+        await session.live_turns[0].accepted
     (read,) = await bench.store.list_turns(
         TurnQuery(key=KEY, after_position=None, limit=9, newest_first=False, show_all=True)
     )

@@ -340,7 +340,6 @@ async def test_a_field_at_fault_is_named_and_leaves_no_trace(
 @pytest.mark.parametrize(
     ("turn", "capability"),
     [
-        (StartTurn(if_busy=StartTurn.IF_BUSY_INTERRUPT), "interrupt"),
         (StartTurn(tracestate="a=b"), "tracestate"),
     ],
 )
