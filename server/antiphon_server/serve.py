@@ -20,6 +20,7 @@ from antiphon_engine.api.link import EngineLink
 from antiphon_engine.api.process import EngineLogging
 from antiphon_server.app import Server
 from antiphon_server.config import Config
+from antiphon_server.event_loop import new_event_loop
 from antiphon_server.logs import configure_logging
 from antiphon_server.model_loading import TextSide, load_text_side, served_model
 from antiphon_server.progress import Progress
@@ -44,19 +45,11 @@ def run(config: Config, *, engine_command: Sequence[str] | None = None) -> int:
     """
     configure_logging(config.logging, sys.stderr)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(_serve(config, engine_command))
     except StartupError as error:
         print(f"antiphon: {error}", file=sys.stderr)
         return FAILED
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:  # Not on every system; it is only faster.
-        return None
-    return uvloop.new_event_loop
 
 
 async def _serve(config: Config, engine_command: Sequence[str] | None) -> int:

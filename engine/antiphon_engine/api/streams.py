@@ -39,15 +39,16 @@ class NewsStream:
         self._cancelled = False
         self._held = False
         self._closed = False
-        self._arrived = asyncio.Event()
+        # A bare future, since one is made for each token: events cost more.
+        self._arrival: asyncio.Future[None] | None = None
 
     async def next(self) -> RequestNews:
         """See RequestStream."""
         if not self._has_news and self._error is None:
             assert self._num_open, "nothing comes after the last news"
             assert not self._closed, "a closed stream is read no more"
-            self._arrived.clear()
-            await self._arrived.wait()
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
         if self._has_news:
             news, self._news, self._has_news = self._news, RequestNews(), False
             return news
@@ -124,7 +125,7 @@ class NewsStream:
     def fail(self, error: AntiphonError) -> None:
         """Ends the stream with `error`, which is raised once the news so far are read."""
         self._error = error
-        self._arrived.set()
+        self._wake()
 
     def output(self, output_index: int) -> OutputNews:
         """Returns the unread news of an output, to be added to."""
@@ -135,7 +136,12 @@ class NewsStream:
 
     def _announce(self) -> None:
         self._has_news = True
-        self._arrived.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        arrival, self._arrival = self._arrival, None
+        if arrival is not None and not arrival.done():
+            arrival.set_result(None)
 
     def _runs(self) -> bool:
         return self._num_open > 0 and self._error is None and not self._closed
