@@ -17,6 +17,8 @@ from antiphon.v1.types_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_STOP_SE
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_server.sessions.cache_hints import number_of
+from antiphon_server.sessions.limits import SessionLimits
+from support.crashes import copy_left_behind
 from support.fake_engine import FakeEngine, fixed_ids
 from support.session_bench import (
     KEY,
@@ -317,3 +319,28 @@ async def test_a_repeated_turn_interrupts_nothing(spec: BenchSpec):
     assert all(
         frame.turn_event.completed.finish_reason != FINISH_REASON_CANCELLED for frame in ended
     )
+
+
+@pytest.mark.parametrize("num_steps", [0, 9])
+async def test_a_turn_stays_interrupted_over_a_crash(spec: BenchSpec, num_steps: int):
+    limits = SessionLimits(checkpoint_tokens=1, checkpoint_interval_s=0.001)
+    # Such an engine doesn't confirm a stop, so that the crash comes first.
+    deaf = FakeEngine(script=fixed_ids(*LETTERS * 30), deaf=True)
+    spec = replace(spec, limits=limits, engine=lambda: deaf)
+    async with session_bench(spec) as bench:
+        await bench.create()
+        talk, _ = await talking(bench, num_steps)
+        while num_steps and await bench.store.read_checkpoint(KEY, 1) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        talk.send(generate_frame("no", "t2", if_busy=INTERRUPT))
+        await talk.until(is_kind("accepted"))
+        left = copy_left_behind(spec.path)
+    async with session_bench(replace(bench_of(spec, *LETTERS), path=left)) as bench:
+        await eventually(lambda: not bench.registry.num_live_turns)
+        first, second = await bench.turn("t1"), await bench.turn("t2")
+        last_prompt = bench.prompts[-1]
+
+    assert second.state == Turn.STATE_COMPLETED
+    assert first.state == (Turn.STATE_COMPLETED if num_steps else Turn.STATE_FAILED)
+    assert len(first.output.text) <= num_steps
+    assert last_prompt.count(70) == len(first.output.text[::4])
