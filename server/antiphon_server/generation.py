@@ -59,6 +59,11 @@ class Generator:
             clock_ns=clock_ns,
         )
 
+    def check(self, tenant: str, *, deadline_ns: int | None) -> None:
+        """Checks that a request could start, before work is put into it. Raises like `start`."""
+        self.admission.check(deadline_ns=deadline_ns)
+        self._tenancy.quotas.check(tenant)
+
     def start(self, spec: GenerationSpec) -> "Generation":
         """Admits and submits a request; whoever gets its generation has to close that.
 

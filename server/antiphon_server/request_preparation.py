@@ -69,7 +69,7 @@ class RequestPreparation:
         asked = request.num_outputs if request.HasField("num_outputs") else None
         num_outputs = resolve_num_outputs(asked, model=model, path=join_path(path, "num_outputs"))
         generator = self._generators[model.name]
-        generator.admission.check(deadline_ns=terms.deadline_ns)
+        generator.check(terms.scope.tenant, deadline_ns=terms.deadline_ns)
         return Checked(model=model, generator=generator, num_outputs=num_outputs)
 
     async def render(

@@ -40,14 +40,20 @@ class TenantQuotas:
         Raises:
             AntiphonError: QUOTA_EXCEEDED; it counts for nothing then.
         """
+        self.check(tenant, queued=queued)
+        use = self._use(tenant)
+        use.requests.missing += 1
+        return Place(use, self._tokens(tenant, checked=True), queued=queued)
+
+    def check(self, tenant: str, *, queued: bool = False) -> None:
+        """Checks that a request or turn could enter now. Raises like `enter`."""
         limits, use, now_ns = self.limits_of(tenant), self._use(tenant), self._clock_ns()
         _check_count("max_concurrent_requests", limits.max_concurrent_requests, use.num_entered)
         if queued:
             _check_count("max_queued_turns", limits.max_queued_turns, use.num_queued)
         # One without tokens left would be refused once its prompt is known.
         use.tokens.check(1, limits.tokens_per_minute, now_ns, name="tokens_per_minute")
-        use.requests.take(1, limits.requests_per_minute, now_ns, name="requests_per_minute")
-        return Place(use, self._tokens(tenant, checked=True), queued=queued)
+        use.requests.check(1, limits.requests_per_minute, now_ns, name="requests_per_minute")
 
     def enter_again(self, tenant: str, *, queued: bool = False) -> "Place":
         """Takes a turn back in that was let in before, whatever the quotas say by now."""
@@ -166,11 +172,6 @@ class _Bucket:
             asked=amount,
             delay_s=delay_s,
         )
-
-    def take(self, amount: int, per_minute: int, now_ns: int, *, name: str) -> None:
-        """Takes an amount out. Raises like `check`."""
-        self.check(amount, per_minute, now_ns, name=name)
-        self.missing += amount
 
     def _fill(self, per_minute: int, now_ns: int) -> None:
         elapsed_ns = now_ns - self.seen_ns

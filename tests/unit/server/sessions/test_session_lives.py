@@ -11,6 +11,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_server.sessions.limits import SessionLimits
+from antiphon_server.sessions.times import NS_PER_S, to_timestamp
 from support.session_bench import KEY, BenchSpec, SessionBench, session_bench
 
 
@@ -42,6 +43,47 @@ async def test_the_id_of_an_expired_session_is_free(bench: SessionBench):
 
     assert told.instructions == (await bench.session()).instructions == "new"
     assert bench.registry.num_sessions == 1
+
+
+async def how_missing(bench: SessionBench) -> ErrorReason:
+    return (await refused(bench.session())).reason
+
+
+async def test_expired_is_told_from_unknown_after_a_restart_too(spec: BenchSpec):
+    async with session_bench(spec) as bench:
+        await bench.create(idle_ttl=Duration(seconds=10))
+        await bench.run("hi")
+    async with session_bench(spec) as bench:
+        # It ran out while no server was there to see it.
+        bench.clock.pass_s(11)
+        seen_late = await how_missing(bench)
+    async with session_bench(spec) as bench:
+        seen_before = await how_missing(bench)
+        bench.clock.pass_s(bench.registry.surroundings.limits.expired_memory_s)
+        await bench.registry._sweeper.sweep()
+        forgotten = await how_missing(bench)
+
+    assert seen_late is seen_before is ErrorReason.SESSION_EXPIRED
+    assert forgotten is ErrorReason.SESSION_NOT_FOUND
+
+
+@pytest.mark.parametrize("num_turns", [0, 3])
+async def test_turns_put_off_the_idle_time_and_not_the_latest_time_over_restarts(
+    spec: BenchSpec, num_turns: int
+):
+    latest = to_timestamp(spec.clock.wall_ns + 25 * NS_PER_S)
+    async with session_bench(spec) as bench:
+        await bench.create(idle_ttl=Duration(seconds=10), latest_expire_time=latest)
+    for _ in range(num_turns):
+        async with session_bench(spec) as bench:
+            bench.clock.pass_s(8)
+            await bench.run("hi")
+    async with session_bench(spec) as bench:
+        bench.clock.pass_s(0.5 if num_turns else 9.5)
+        assert (await bench.session()).num_turns == num_turns
+        bench.clock.pass_s(1)
+
+        assert await how_missing(bench) is ErrorReason.SESSION_EXPIRED
 
 
 async def test_expiry_that_was_seen_late_spares_a_new_session_under_the_id(bench: SessionBench):
