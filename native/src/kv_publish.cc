@@ -201,7 +201,6 @@ NodeId KvCache::InsertNode(ParentKey parent, ScopeId scope, std::uint64_t hash,
   index_.SetBlock(node, Tier::kDevice, block);
   device_.Tie(block, node);
   scopes_->AddUse(scope);
-  RefreshParent(parent);
   return node;
 }
 
