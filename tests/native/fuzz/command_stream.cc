@@ -78,8 +78,11 @@ CoreConfig CommandStream::ReadConfig() {
 }
 
 void CommandStream::Obey() {
-  const std::int32_t command = bytes_.Next() % 32;
-  if (command < 8) {
+  const std::int32_t byte = bytes_.Next();
+  const std::int32_t command = byte % 32;
+  if (byte >= 224) {
+    HoldOrRelease(command < 12);
+  } else if (command < 8) {
     Submit();
   } else if (command < 10) {
     Abort();
@@ -175,6 +178,15 @@ void CommandStream::Finish() {
   }
 }
 
+void CommandStream::HoldOrRelease(bool holds) {
+  const Handle handle = SomeHandle();
+  if (holds) {
+    engine_->Hold(handle);
+  } else {
+    engine_->Release(handle);
+  }
+}
+
 void CommandStream::Plan() {
   if (engine_->can_plan()) {
     ++now_us_;
@@ -218,6 +230,9 @@ Handle CommandStream::SomeHandle() {
 }
 
 void CommandStream::RunToTheEnd() {
+  for (const Handle handle : handles_) {
+    engine_->Release(handle);
+  }
   for (std::int32_t turn = 0; engine_->num_live() > 0 || engine_->num_in_flight() > 0; ++turn) {
     Expect(turn < kMaxTurnsToTheEnd, "I17: requests do not come to their end");
     if (engine_->can_plan()) {

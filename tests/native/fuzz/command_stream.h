@@ -36,8 +36,9 @@ class Bytes {
 };
 
 // Makes of bytes a core with a pool of a few blocks and commands to it: submit, abort, finish,
-// plan, execute, commit, sessions, clock, flush. All state is checked after every command, all
-// reads by the ghost device; at the end everything must come to its end and leave nothing behind.
+// hold, release, plan, execute, commit, sessions, clock, flush. All state is checked after every
+// command, all reads by the ghost device; at the end everything must come to its end and leave
+// nothing behind.
 //
 // Throws ghost::Contradiction or what the core throws where something is wrong.
 class CommandStream : public ghost::Listener {
@@ -57,6 +58,7 @@ class CommandStream : public ghost::Listener {
   void Submit();
   void Abort();
   void Finish();
+  void HoldOrRelease(bool holds);
   void Plan();
   void Session();
   void ReadEvents();

@@ -53,8 +53,28 @@ void QueueFigures::OnStart(Handle handle, std::int64_t num_steps_waited) {
 }
 
 void QueueFigures::OnGone(Handle handle) {
+  resting_.erase(handle);
   if (places_.contains(handle)) {
     Remove(handle);
+  }
+}
+
+void QueueFigures::OnHold(Handle handle) {
+  const auto found = places_.find(handle);
+  if (found == places_.end()) {
+    return;
+  }
+  Waiting waiting = waiting_[found->second];
+  waiting.num_bypasses = 0;
+  resting_.emplace(handle, waiting);
+  Remove(handle);
+}
+
+void QueueFigures::OnRelease(Handle handle) {
+  if (const auto found = resting_.find(handle); found != resting_.end()) {
+    places_[handle] = waiting_.size();
+    waiting_.push_back(found->second);
+    resting_.erase(found);
   }
 }
 

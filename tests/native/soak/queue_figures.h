@@ -28,6 +28,9 @@ class QueueFigures {
   void OnSubmit(Handle handle, std::int32_t priority, std::int32_t num_prompt, bool follows);
   void OnStart(Handle handle, std::int64_t num_steps_waited);
   void OnGone(Handle handle);
+  // Whoever rests by the caller's wish is bypassed by nobody, and comes back to his place.
+  void OnHold(Handle handle);
+  void OnRelease(Handle handle);
 
   std::int32_t max_bypass() const { return max_bypass_; }
   void Add(const QueueFigures& other);
@@ -48,6 +51,7 @@ class QueueFigures {
 
   std::vector<Waiting> waiting_;
   std::unordered_map<Handle, std::size_t> places_;
+  std::unordered_map<Handle, Waiting> resting_;
   std::array<std::vector<std::uint32_t>, 3> waits_;
   std::uint64_t next_arrival_ = 0;
   std::int32_t max_bypass_ = 0;

@@ -43,6 +43,7 @@ void AddCounts(TrafficCounts& sum, const TrafficCounts& other) {
   sum.num_ended += other.num_ended;
   sum.num_aborted += other.num_aborted;
   sum.num_finished += other.num_finished;
+  sum.num_holds += other.num_holds;
   sum.num_turns += other.num_turns;
   sum.num_forks += other.num_forks;
   sum.num_rewinds += other.num_rewinds;
@@ -102,6 +103,7 @@ std::string Report::Json(const std::string& policy) const {
       .Put("num_ended", counts.num_ended)
       .Put("num_aborted", counts.num_aborted)
       .Put("num_stop_strings", counts.num_finished)
+      .Put("num_holds", counts.num_holds)
       .Put("num_turns", counts.num_turns)
       .Put("num_forks", counts.num_forks)
       .Put("num_rewinds", counts.num_rewinds)

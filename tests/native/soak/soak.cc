@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <string>
 #include <utility>
 
 namespace antiphon::soak {
@@ -44,6 +45,7 @@ class Run {
     ghost::Expect(
         counts.num_submitted == counts.num_ended + counts.num_aborted + counts.num_finished,
         "a request did not end once");
+    CheckFairness();
     const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
     report.wall_s = wall.count();
     return report;
@@ -83,10 +85,23 @@ class Run {
 
   // Nothing ran and nothing is in flight.
   void Idle() {
-    ghost::Expect(engine_.num_live() == 0 || ++num_idle_ < 3,
+    const bool none_may_run = engine_.num_live() == engine_.num_held();
+    ghost::Expect(none_may_run || ++num_idle_ < 3,
                   "I17: requests are there, nothing is in flight, and nothing runs");
-    if (engine_.num_live() == 0 && traffic_.next_us() != std::numeric_limits<std::int64_t>::max()) {
+    if (none_may_run && traffic_.next_us() != std::numeric_limits<std::int64_t>::max()) {
       now_us_ = std::max(now_us_, traffic_.next_us());
+    }
+  }
+
+  // As many as may pass one that doesn't fit; and, of those admitted after him, as many as run
+  // while his prefix is brought from the host, or while he waits for a block that another computes.
+  void CheckFairness() const {
+    const CoreConfig& core = variant_.core;
+    const std::int32_t most = core.bypass_requests + core.max_rows;
+    const std::int32_t found = traffic_.queue().max_bypass();
+    if (found > most) {
+      throw ghost::Contradiction("I18: a request was passed over by " + std::to_string(found) +
+                                 " later ones; at most " + std::to_string(most) + " may");
     }
   }
 

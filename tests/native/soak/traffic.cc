@@ -19,6 +19,7 @@ constexpr double kGapUs = 500;
 constexpr double kLiveToHalveRate = 16;
 constexpr double kBurstChance = 0.004;
 constexpr std::int32_t kMaxBurst = 120;
+constexpr double kRestUs = 8000;
 
 // One of 85 outputs of a vocabulary of 512 ends a request, and one of 256 may stop it.
 constexpr std::array<TokenId, 6> kEndIds = {0, 1, 2, 3, 4, 5};
@@ -51,6 +52,7 @@ void Traffic::Act(GhostEngine& engine, std::int64_t now_us) {
       ++counts_.num_aborted;
     }
   }
+  HoldAndRelease(engine, now_us);
   while (!done() && next_arrival_us_ <= now_us) {
     Arrive(engine, now_us);
     ScheduleArrival(next_arrival_us_, engine.num_live());
@@ -59,8 +61,34 @@ void Traffic::Act(GhostEngine& engine, std::int64_t now_us) {
 
 std::int64_t Traffic::next_us() const {
   const std::int64_t never = std::numeric_limits<std::int64_t>::max();
-  return std::min(done() ? never : next_arrival_us_,
-                  aborts_.empty() ? never : aborts_.begin()->first);
+  std::int64_t next = done() ? never : next_arrival_us_;
+  for (const auto* due : {&aborts_, &holds_, &releases_}) {
+    next = due->empty() ? next : std::min(next, due->begin()->first);
+  }
+  return next;
+}
+
+void Traffic::HoldAndRelease(GhostEngine& engine, std::int64_t now_us) {
+  while (!holds_.empty() && holds_.begin()->first <= now_us) {
+    const Handle handle = holds_.begin()->second;
+    holds_.erase(holds_.begin());
+    if (engine.Hold(handle)) {
+      queue_.OnHold(handle);
+      ++counts_.num_holds;
+      const double mean_us = dice_.Chance(0.9) ? kRestUs : 10 * kRestUs;
+      releases_.emplace(now_us + static_cast<std::int64_t>(dice_.Exponential(mean_us)), handle);
+    }
+  }
+  while (!releases_.empty() && releases_.begin()->first <= now_us) {
+    const Handle handle = releases_.begin()->second;
+    releases_.erase(releases_.begin());
+    if (engine.Release(handle)) {
+      queue_.OnRelease(handle);
+      if (dice_.Chance(0.3)) {
+        holds_.emplace(now_us + static_cast<std::int64_t>(dice_.Exponential(kRestUs)), handle);
+      }
+    }
+  }
 }
 
 void Traffic::ScheduleArrival(std::int64_t now_us, std::size_t num_live) {
@@ -201,6 +229,9 @@ Handle Traffic::Submit(GhostEngine& engine, SubmitSpec spec, std::int64_t now_us
   if (dice_.Chance(0.06)) {
     const double mean_us = dice_.Chance(0.5) ? 2000 : 30000;
     aborts_.emplace(now_us + static_cast<std::int64_t>(dice_.Exponential(mean_us)), handle);
+  }
+  if (dice_.Chance(0.06)) {
+    holds_.emplace(now_us + static_cast<std::int64_t>(dice_.Exponential(kRestUs)), handle);
   }
   asks_[handle] = ask;
   queue_.OnSubmit(handle, spec.priority, ask.num_prompt, spec.leader != 0);

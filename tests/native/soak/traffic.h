@@ -31,6 +31,7 @@ struct TrafficCounts {
   std::int64_t num_ended = 0;    // by themselves
   std::int64_t num_aborted = 0;
   std::int64_t num_finished = 0;  // by a stop string
+  std::int64_t num_holds = 0;
   std::int64_t num_turns = 0;
   std::int64_t num_forks = 0;
   std::int64_t num_rewinds = 0;
@@ -42,14 +43,14 @@ struct TrafficCounts {
 // Users who come by Poisson and in bursts: single prompts behind shared system prompts (some much
 // more popular than others), several outputs of one prompt, and sessions whose turns add to what
 // was said, fork, rewind and close. Some abort, in any phase; some end by a stop string that the
-// front end sees late.
+// front end sees late; some are held for a while, perhaps again and again.
 //
 // Not thread-safe.
 class Traffic : public ghost::Listener {
  public:
   explicit Traffic(const TrafficConfig& config);
 
-  // Submits, aborts and finishes what is due.
+  // Submits, aborts, finishes, holds and releases what is due.
   void Act(GhostEngine& engine, std::int64_t now_us);
 
   // All requests were submitted.
@@ -92,6 +93,7 @@ class Traffic : public ghost::Listener {
   void RewindSession(GhostEngine& engine, Session& session);
   void CloseSession(GhostEngine& engine, std::uint64_t id);
   Handle Submit(GhostEngine& engine, SubmitSpec spec, std::int64_t now_us);
+  void HoldAndRelease(GhostEngine& engine, std::int64_t now_us);
   void EndFromOutside(GhostEngine& engine, Handle handle, std::int32_t keep);
   void LeaveSession(const Ask& ask, std::span<const TokenId> tokens);
 
@@ -111,6 +113,8 @@ class Traffic : public ghost::Listener {
   std::uint64_t next_session_ = 1;
   std::unordered_map<Handle, Ask> asks_;
   std::multimap<std::int64_t, Handle> aborts_;              // by time
+  std::multimap<std::int64_t, Handle> holds_;               // likewise
+  std::multimap<std::int64_t, Handle> releases_;            // likewise
   std::vector<std::pair<Handle, std::int32_t>> to_finish_;  // and the outputs to keep
   std::int64_t next_arrival_us_ = 0;
   std::int32_t burst_left_ = 0;

@@ -64,7 +64,7 @@ bool GhostEngine::Abort(Handle handle) {
   const bool was_live = IsLive(handle);
   Expect(core_.Abort(handle) == was_live, "Abort is wrong about whether the request had ended");
   if (was_live) {
-    EndFromOutside(RecordOf(handle));
+    End(RecordOf(handle));
     Forget(handle);
   }
   return was_live;
@@ -75,8 +75,30 @@ bool GhostEngine::Finish(Handle handle, std::int32_t keep_output_tokens) {
   Expect(core_.Finish(handle, keep_output_tokens) == was_live,
          "Finish is wrong about whether the request had ended");
   if (was_live) {
-    EndFromOutside(RecordOf(handle));
+    End(RecordOf(handle));
     Forget(handle);
+  }
+  return was_live;
+}
+
+bool GhostEngine::Hold(Handle handle) {
+  const bool was_live = IsLive(handle);
+  Expect(core_.Hold(handle) == was_live, "Hold is wrong about whether the request had ended");
+  if (was_live) {
+    Record& record = RecordOf(handle);
+    num_held_ += record.held ? 0 : 1;
+    record.held = true;
+  }
+  return was_live;
+}
+
+bool GhostEngine::Release(Handle handle) {
+  const bool was_live = IsLive(handle);
+  Expect(core_.Release(handle) == was_live, "Release is wrong about whether the request had ended");
+  if (was_live) {
+    Record& record = RecordOf(handle);
+    num_held_ -= record.held ? 1 : 0;
+    record.held = false;
   }
   return was_live;
 }
@@ -144,7 +166,8 @@ void GhostEngine::CheckNothingLeft() {
   Expect(records_.empty(), "I24: rows of ended requests are still in flight");
   core_.CheckInvariants();
   CoreStats stats = core_.stats();
-  Expect(stats.num_running == 0 && stats.num_waiting == 0 && stats.num_paused == 0,
+  Expect(stats.num_running == 0 && stats.num_waiting == 0 && stats.num_paused == 0 &&
+             stats.num_held == 0,
          "the core counts requests that have ended");
   Expect(stats.num_blocks_used == 0, "I25: blocks are used by nobody");
   core_.FlushPrefixCache();
@@ -169,6 +192,7 @@ void GhostEngine::NotePlannedRow(const StepBuffers& step, std::int32_t row) {
   const Handle handle = step.handle[row];
   Record& record = RecordOf(handle);
   Expect(record.live, "a row is planned for a request that has ended");
+  Expect(!record.held, "a row is planned for a request that is held");
   ++record.num_rows_in_flight;
   const bool is_first = (step.flags[row] & kFlagFirst) != 0;
   const bool is_resumed = (step.flags[row] & kFlagResumed) != 0;
@@ -217,8 +241,7 @@ void GhostEngine::TakeResult(const StepBuffers& step, std::int32_t row) {
     listener_->OnToken(handle, record.num_output);
   }
   if (reason != FinishReason::kNone) {
-    record.live = false;
-    --num_live_;
+    End(record);
     if (listener_ != nullptr) {
       listener_->OnEnd(handle, record.stream, record.num_output);
     }
@@ -244,9 +267,10 @@ FinishReason GhostEngine::ReasonFor(Record& record) const {
   return FinishReason::kNone;
 }
 
-void GhostEngine::EndFromOutside(Record& record) {
+void GhostEngine::End(Record& record) {
   record.live = false;
   --num_live_;
+  num_held_ -= record.held ? 1 : 0;
 }
 
 // Keeps what rows in flight are still compared with.

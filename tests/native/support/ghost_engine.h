@@ -56,9 +56,11 @@ class GhostEngine {
   // Throws as the core does; then nothing has changed.
   Handle Submit(const SubmitSpec& spec);
 
-  // Both tell whether the request was live.
+  // All tell whether the request was live.
   bool Abort(Handle handle);
   bool Finish(Handle handle, std::int32_t keep_output_tokens);
+  bool Hold(Handle handle);
+  bool Release(Handle handle);
 
   bool can_plan() const;
   bool can_execute() const { return num_executed_ < in_flight_.size(); }
@@ -77,6 +79,8 @@ class GhostEngine {
 
   bool IsLive(Handle handle) const;
   std::size_t num_live() const { return num_live_; }
+  // Of those, whoever rests by the caller's wish.
+  std::size_t num_held() const { return num_held_; }
   std::size_t num_in_flight() const { return in_flight_.size(); }
   const Work& work() const { return work_; }
   EngineCore& core() { return core_; }
@@ -89,6 +93,7 @@ class GhostEngine {
     std::vector<TokenId> end_ids;
     std::vector<TokenId> stop_ids;
     bool live = true;
+    bool held = false;
     bool started = false;
     std::int32_t num_output = 0;
     std::int32_t num_computed_once = 0;
@@ -105,7 +110,7 @@ class GhostEngine {
   void TakeResult(const StepBuffers& step, std::int32_t row);
   void CopyNext();
   FinishReason ReasonFor(Record& record) const;
-  void EndFromOutside(Record& record);
+  void End(Record& record);
   void Forget(Handle handle);
 
   CoreConfig config_;
@@ -121,6 +126,7 @@ class GhostEngine {
   std::size_t last_set_ = 0;
   std::unordered_map<Handle, Record> records_;
   std::size_t num_live_ = 0;
+  std::size_t num_held_ = 0;
   Work work_;
 };
 
