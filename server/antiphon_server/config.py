@@ -87,6 +87,14 @@ class SessionsConfig:
     """An idle session keeps its cache's priority this long, where it sets no duration itself."""
     max_loaded: int = 1024
     """The most idle sessions kept in memory; others are read again when they are needed."""
+    max_watchers: int = 16
+    """The most streams that watch a session, beside the one that drives it."""
+    reconnect_grace_s: float = 2.0
+    """How long a turn that is to end with its stream waits for its caller to come again."""
+    log_grace_s: float = 60.0
+    """How long the events of a turn that ended are kept once its caller has taken them in."""
+    max_ended_log_bytes: int = 64 << 20
+    """What the events of turns that ended may take in memory; the oldest ones go first."""
     recovery_wait_s: float = 60.0
     """How long turns wait for the engine to be there again before they fail."""
     checkpoint_tokens: int = 64

@@ -48,6 +48,7 @@ CODES: Final[Mapping[ErrorReason, grpc.StatusCode]] = {
     ErrorReason.BAD_CREDENTIAL: grpc.StatusCode.UNAUTHENTICATED,
     ErrorReason.CONSTRAINT_VIOLATED: grpc.StatusCode.INTERNAL,
     ErrorReason.INTERNAL: grpc.StatusCode.INTERNAL,
+    ErrorReason.TAKEN_OVER: grpc.StatusCode.ABORTED,
 }
 
 _RESOURCES: Final[Mapping[ErrorReason, tuple[str, str]]] = {

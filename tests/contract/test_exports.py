@@ -50,6 +50,7 @@ EXPORTED = {
     "SyncGeneration",
     "SyncSession",
     "SyncTurn",
+    "TakenOver",
     "TemplateError",
     "TimedOut",
     "TlsOptions",

@@ -23,6 +23,7 @@ from antiphon.v1.session_pb2 import (
 )
 from antiphon.v1.types_pb2 import GenerationConfig, Item, StopConditions
 
+from antiphon_engine.api.errors import AntiphonError
 from antiphon_server.access.quota_limits import QuotaLimits
 from antiphon_server.access.tenancy import tenancy_of
 from antiphon_server.generation import Generator
@@ -105,6 +106,15 @@ class SessionBench:
         request = RewindSessionRequest(**{"name": KEY.name} | values)
         return await self.registry.rewind("", request)
 
+    async def instruct(self, instructions: str) -> None:
+        """Gives KEY other instructions, as another call does."""
+
+        def change(values: Session) -> None:
+            values.instructions = instructions
+
+        async with self.registry.use(KEY) as session:
+            await session.update(change, etag="", receipt=None)
+
     async def session(self, key: SessionKey = KEY) -> Session:
         """A session as it stands."""
         async with self.registry.use(key) as session:
@@ -113,7 +123,7 @@ class SessionBench:
     async def turn(self, turn_id: str, key: SessionKey = KEY) -> Turn:
         """A turn as it stands."""
         async with self.registry.use(key) as session:
-            return await session.read_turn(turn_id)
+            return await session.logs.read_turn(turn_id)
 
     async def turns(self, key: SessionKey = KEY) -> list[Turn]:
         """All turns, also those that are not in the history."""
@@ -144,7 +154,9 @@ class BenchSpec:
     path: Path
     engine: Callable[[], FakeEngine] = FakeEngine
     limits: SessionLimits = field(
-        default_factory=lambda: SessionLimits(max_queued_turns=3, sweep_interval_s=3600.0)
+        default_factory=lambda: SessionLimits(
+            max_queued_turns=3, sweep_interval_s=3600.0, reconnect_grace_s=0.0
+        )
     )
     clock: FakeClock = field(default_factory=FakeClock)
     quotas: QuotaLimits = field(default_factory=QuotaLimits)
@@ -213,6 +225,16 @@ class Talk:
         self.half_close()
         async with asyncio.timeout(10):
             return [frame async for frame in self._responses]
+
+    async def error(self) -> AntiphonError:
+        """Reads to the end, which must be a bad one."""
+        try:
+            async with asyncio.timeout(10):
+                async for _ in self._responses:
+                    pass
+        except AntiphonError as error:
+            return error
+        raise AssertionError("the stream ended well")
 
     async def break_off(self) -> None:
         """Ends as a broken connection does."""

@@ -137,6 +137,10 @@ class InternalFault(InternalError):
     """A fault of the server's; `details.request_id` finds it in its log."""
 
 
+class TakenOver(Aborted):
+    """Another stream took the session over."""
+
+
 BY_REASON: Final[Mapping[str, type[ServerError]]] = {
     "INVALID_FIELD": InvalidField,
     "UNSUPPORTED_CONSTRAINT": UnsupportedConstraint,
@@ -167,5 +171,6 @@ BY_REASON: Final[Mapping[str, type[ServerError]]] = {
     "BAD_CREDENTIAL": BadCredential,
     "CONSTRAINT_VIOLATED": ConstraintViolated,
     "INTERNAL": InternalFault,
+    "TAKEN_OVER": TakenOver,
 }
 """The exception of each ErrorReason, named without its prefix."""

@@ -41,6 +41,7 @@ class ErrorReason(enum.StrEnum):
     BAD_CREDENTIAL = enum.auto()
     CONSTRAINT_VIOLATED = enum.auto()
     INTERNAL = enum.auto()
+    TAKEN_OVER = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """Conversations that live on the server."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import NoReturn, TypeVar
@@ -26,6 +25,7 @@ from antiphon.v1.session_pb2 import (
     Session,
     StreamTurnEventsRequest,
     Turn,
+    TurnCursor,
     TurnEvent,
     UpdateSessionRequest,
 )
@@ -36,14 +36,16 @@ from grpc.aio import ServicerContext
 
 from antiphon_server.answer_size import check_answer_size
 from antiphon_server.caller import caller_of, traceparent_of
-from antiphon_server.capabilities import unsupported_feature
 from antiphon_server.services.converse import Conversation
+from antiphon_server.services.reader_watch import grace_of
+from antiphon_server.services.turn_events import TurnEvents
 from antiphon_server.sessions.appending import append_turn
-from antiphon_server.sessions.event_log import ReaderSpec
+from antiphon_server.sessions.event_log import EventLog, ReaderSpec
 from antiphon_server.sessions.failures import is_cancelled, to_error
 from antiphon_server.sessions.listing import list_sessions, list_turns
 from antiphon_server.sessions.names import parse_session_name, parse_turn_name
 from antiphon_server.sessions.registry import SessionRegistry
+from antiphon_server.sessions.session import LiveSession
 from antiphon_server.sessions.turn_request import Frame, read_append, read_start_turn
 
 RequestT = TypeVar("RequestT", bound=Message)
@@ -53,7 +55,7 @@ _TURN_HINT = "the turn's events, which RunTurn replays for its id, have no such 
 
 
 class SessionService(session_pb2_grpc.SessionServiceServicer):
-    """Checks, calls the registry and translates. What is not built is refused by name."""
+    """Checks, calls the registry and translates."""
 
     def __init__(self, registry: SessionRegistry) -> None:
         self._registry = registry
@@ -103,6 +105,8 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         conversation = Conversation(
             self._registry, caller_of(context).tenant, traceparent=traceparent_of(context)
         )
+        # Also where the handler is not told that its call has ended.
+        context.add_done_callback(lambda _: conversation.close())  # type: ignore[arg-type]  # Odd stub.
         async with contextlib.aclosing(conversation.run(request_iterator)) as frames:
             async for frame in frames:
                 yield frame
@@ -116,21 +120,14 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         asked = read_start_turn(request.turn, frame)
         async with self._registry.use(key) as session:
             turn = await session.start_turn(asked)
-            wake = asyncio.Event()
-            reader = turn.log.open_reader(wake, ReaderSpec(frame_id="", drives=True))
-            try:
-                while not reader.finished:
-                    wake.clear()
-                    while event := reader.read():
-                        yield event
-                        if event.HasField("failed"):
-                            await _end_as(event.failed, context)
-                    if not reader.finished:
-                        await wake.wait()
-            finally:
-                reader.close()
-                if turn.live and asked.cancels_on_disconnect and not reader.finished:
-                    session.cancel_live(turn.live)
+            spec = ReaderSpec(frame_id="", drives=True)
+            async with contextlib.aclosing(
+                self._events(session, turn.log, spec, context)
+            ) as events:
+                async for event in events:
+                    yield event
+                    if event.HasField("failed"):
+                        await _end_as(event.failed, context)
 
     async def CancelTurn(
         self, request: CancelTurnRequest, context: ServicerContext[CancelTurnRequest, Turn]
@@ -141,7 +138,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
             live = await session.cancel_turn(turn_id, discards=request.discard_partial)
             if live is not None:
                 await live.ended.wait()
-            return _sendable(await session.read_turn(turn_id))
+            return _sendable(await session.logs.read_turn(turn_id))
 
     async def GetTurn(
         self, request: GetTurnRequest, context: ServicerContext[GetTurnRequest, Turn]
@@ -149,7 +146,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         """Returns a turn as it stands."""
         key, turn_id = parse_turn_name(caller_of(context).tenant, request.name, "name")
         async with self._registry.use(key) as session:
-            return _sendable(await session.read_turn(turn_id))
+            return _sendable(await session.logs.read_turn(turn_id))
 
     async def ListTurns(
         self,
@@ -188,13 +185,32 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         request: StreamTurnEventsRequest,
         context: ServicerContext[StreamTurnEventsRequest, TurnEvent],
     ) -> AsyncGenerator[TurnEvent, None]:
-        """Is not built in this release."""
-        _refuse("StreamTurnEvents")
-        yield  # Makes it the kind of handler that the contract asks for.
+        """Tells of a turn from where the caller stands to its end."""
+        key, turn_id = parse_turn_name(caller_of(context).tenant, request.name, "name")
+        cursor = TurnCursor(turn_id=turn_id, epoch=request.epoch, sequence=request.after_sequence)
+        async with self._registry.use(key) as session:
+            log = await session.logs.find(turn_id)
+            async with contextlib.aclosing(
+                self._events(session, log, ReaderSpec(cursor=cursor), context)
+            ) as events:
+                async for event in events:
+                    yield event
 
-
-def _refuse(method: str) -> NoReturn:
-    raise unsupported_feature(f"SessionService.{method}", method)
+    async def _events(
+        self,
+        session: LiveSession,
+        log: EventLog,
+        spec: ReaderSpec,
+        context: ServicerContext[RequestT, TurnEvent],
+    ) -> AsyncGenerator[TurnEvent, None]:
+        """Yields what a reader of a turn gets."""
+        told = TurnEvents(session, log, spec, grace_of(self._registry.surroundings))
+        # Also where the handler is not told that its call has ended.
+        context.add_done_callback(lambda _: told.close())  # type: ignore[arg-type]  # Odd stub.
+        with contextlib.closing(told):
+            async with contextlib.aclosing(told.events()) as events:
+                async for event in events:
+                    yield event
 
 
 def _sendable(turn: Turn) -> Turn:

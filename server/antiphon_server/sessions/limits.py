@@ -23,6 +23,18 @@ class SessionLimits:
     """How often expired sessions are looked for."""
     expired_memory_s: float = 30 * 86400.0
     """How long an expired session is told from one that never was."""
+    max_watchers: int = 16
+    """The most streams that watch a session, beside the one that drives it."""
+    max_undelivered_bytes: int = 1 << 20
+    """What may wait in a turn for the stream that drives it before the turn is held."""
+    slow_reader_grace_s: float = 30.0
+    """How long a stream's reader may take nothing before it loses the stream."""
+    reconnect_grace_s: float = 2.0
+    """How long a turn that is to end with its stream waits for another one."""
+    log_grace_s: float = 60.0
+    """How long the events of a turn that has ended are kept once they have been taken in."""
+    max_ended_log_bytes: int = 64 << 20
+    """What the events of all turns that have ended may take in memory."""
     end_wait_s: float = 30.0
     """How long a cancelled turn may take to end before it is cut off."""
     recovery_wait_s: float = 60.0

@@ -78,7 +78,7 @@ async def list_turns(
         size_bytes = 0
         for index, row in enumerate(rows):
             await _let_others_run(index)
-            turn = await session.as_it_stands(row)
+            turn = await session.logs.as_it_stands(row)
             size_bytes += turn.ByteSize()
             if index == limit or (index and size_bytes > MAX_PAGE_BYTES):
                 place = [rows[index - 1].position]

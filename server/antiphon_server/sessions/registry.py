@@ -24,6 +24,7 @@ from antiphon_server.served_model import ServedModel
 from antiphon_server.served_models import find_model
 from antiphon_server.sessions.cache_hints import tell_closed, tell_forked
 from antiphon_server.sessions.changes import Changes
+from antiphon_server.sessions.ended_logs import EndedLogs
 from antiphon_server.sessions.failures import server_stopped
 from antiphon_server.sessions.history import load_history
 from antiphon_server.sessions.ledger import Ledger
@@ -78,13 +79,19 @@ class SessionRegistry:
             draws: Ids and seeds; None: the system's randomness.
             tenancy: What keeps tenants apart; None: nobody has quotas.
         """
+        clock = clock or Clock()
         self._surroundings: Final = Surroundings(
             store=store,
             models=models,
             generators=generators,
             offload=offload,
+            ended_logs=EndedLogs(
+                max_bytes=limits.max_ended_log_bytes,
+                grace_s=limits.log_grace_s,
+                clock_ns=clock.monotonic_ns,
+            ),
             limits=limits,
-            clock=clock or Clock(),
+            clock=clock,
             draws=draws or Draws(),
             tenancy=tenancy or unlimited_tenancy(),
         )
@@ -159,6 +166,7 @@ class SessionRegistry:
         await asyncio.gather(*(session.stop(error) for session in sessions))
         await self._changes.wait()
         self._loaded.clear()
+        self._surroundings.ended_logs.close()
 
     async def create(
         self, tenant: str, request: CreateSessionRequest, *, path: str = ""
@@ -265,6 +273,7 @@ class SessionRegistry:
     async def _delete(self, key: SessionKey, etag: str) -> None:
         async with self.use(key) as session:
             await session.delete(etag)
+            self._surroundings.ended_logs.drop_session(key)
             self._loaded.pop(key, None)
             self._num_sessions -= 1
 
@@ -279,6 +288,7 @@ class SessionRegistry:
         if session is not None:
             session.tell_gone(_expired(row.key, row.expire_ns))
             self._loaded.pop(row.key, None)
+        self._surroundings.ended_logs.drop_session(row.key)
         if await self._surroundings.store.expire_session(row.key, row.expire_ns):
             self._num_sessions -= 1
             tell_closed(self._surroundings, row)

@@ -3,53 +3,40 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from typing import Final
 
-from antiphon.v1.session_pb2 import (
-    HistoryPoint,
-    RewindSessionRequest,
-    Session,
-    Turn,
-    TurnEvent,
-)
+from antiphon.v1.session_pb2 import HistoryPoint, RewindSessionRequest, Session
 from antiphon.v1.types_pb2 import GoAway
 from google.protobuf.duration_pb2 import Duration
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_server.answer_size import check_answer_size
-from antiphon_server.convert import to_prompt_parts
 from antiphon_server.served_models import find_model
-from antiphon_server.sessions.attachment import Attachment
+from antiphon_server.sessions.absences import Absences
+from antiphon_server.sessions.attachment import Attachment, AttachmentRequest, Attachments
 from antiphon_server.sessions.cache_hints import tell_closed, tell_rewound
 from antiphon_server.sessions.cleared_defaults import without_defaults
 from antiphon_server.sessions.event_log import EventLog
-from antiphon_server.sessions.failures import cancelled_failure, mark_stopped, server_stopped
-from antiphon_server.sessions.history import prompt_of
+from antiphon_server.sessions.failures import cancelled_failure
 from antiphon_server.sessions.history_points import find_turn
 from antiphon_server.sessions.ledger import Ledger
-from antiphon_server.sessions.names import session_not_found, turn_not_found
+from antiphon_server.sessions.names import session_not_found
 from antiphon_server.sessions.records import (
-    QUEUED,
-    RUNNING,
     Receipt,
     SessionKey,
-    TurnRow,
-    token_array,
 )
-from antiphon_server.sessions.replay import replayed_events
 from antiphon_server.sessions.residency import residency_of
 from antiphon_server.sessions.session_rows import (
     SMALLER_SESSION,
     check_etag,
-    etag_of,
     present,
 )
 from antiphon_server.sessions.surroundings import Surroundings
 from antiphon_server.sessions.times import to_timestamp
 from antiphon_server.sessions.turn import LiveTurn
+from antiphon_server.sessions.turn_logs import TurnLogs
 from antiphon_server.sessions.turn_queue import TurnQueue
 from antiphon_server.sessions.turn_request import TurnRequest
-from antiphon_server.status import to_failure
 from antiphon_server.validation import check_config, merge_config
 
 
@@ -73,10 +60,17 @@ class LiveSession:
         self._surroundings = surroundings
         self._queue = TurnQueue(ledger, surroundings)
         self._entry = asyncio.Lock()
-        self._attachment: Attachment | None = None
         self._closing: AntiphonError | None = None
         self._draining: AntiphonError | None = None
-        ledger.on_change = self._note_change
+        self.logs: Final = TurnLogs(ledger, self._queue, surroundings)
+        """Where its turns' events are."""
+        self._attachments = Attachments(
+            self.key,
+            max_watchers=surroundings.limits.max_watchers,
+            wall_ns=surroundings.clock.wall_ns,
+        )
+        self._absences = Absences(self.cancel_live, surroundings.limits.reconnect_grace_s)
+        ledger.on_change = self._attachments.note_change
 
     @property
     def key(self) -> SessionKey:
@@ -101,7 +95,7 @@ class LiveSession:
     @property
     def idle(self) -> bool:
         """Whether it may be let go of."""
-        return not (self.active or self.num_uses or self._attachment)
+        return not (self.active or self.num_uses or self._attachments)
 
     def present(self) -> Session:
         """Returns it as callers see it, but for its residency."""
@@ -114,25 +108,19 @@ class LiveSession:
         session.residency.CopyFrom(residency)
         return session
 
-    def attach(self) -> Attachment:
-        """Gives the session to a stream. Raises AntiphonError, SESSION_ATTACHED."""
-        if self._closing is not None:
-            raise self._closing
-        if self._attachment is not None:
-            since_s = self._attachment.since_ns / 1e9
-            since = datetime.fromtimestamp(since_s, UTC).isoformat(timespec="milliseconds")
-            raise AntiphonError(
-                ErrorReason.SESSION_ATTACHED,
-                f"Another stream drives {self.key.name} since {since}; end it first.",
-                metadata={"session": self.key.name, "since": since},
-            )
-        self._attachment = Attachment(self._surroundings.clock.wall_ns())
-        return self._attachment
+    def attach(self, request: AttachmentRequest) -> Attachment:
+        """Lets a stream in. Raises AntiphonError, SESSION_ATTACHED or OVERLOADED."""
+        self._check_open()
+        return self._attachments.attach(request)
 
     def detach(self, attachment: Attachment) -> None:
         """Takes the session back from a stream. Its turns go on."""
-        if self._attachment is attachment:
-            self._attachment = None
+        self._attachments.detach(attachment)
+
+    def note_leaving(self, turn_id: str) -> None:
+        """Says that a stream that told of a turn has gone, before it had told of its end."""
+        if live := self._queue.find(turn_id):
+            self._absences.note_leaving(live)
 
     async def start_turn(
         self, request: TurnRequest, *, attachment: Attachment | None = None
@@ -161,8 +149,7 @@ class LiveSession:
                 attachment.own_turn_ids.discard(live.turn_id)
             raise
         except asyncio.CancelledError:
-            if request.cancels_on_disconnect:
-                self.cancel_live(live)
+            self._absences.note_leaving(live)
             raise
         return StartedTurn(live.turn_id, live.log, live)
 
@@ -178,8 +165,7 @@ class LiveSession:
         """
         live = self._queue.find(turn_id)
         if live is None:
-            if await self._surroundings.store.read_turn(self.key, turn_id) is None:
-                raise turn_not_found(self.key, turn_id)
+            await self.logs.check_known(turn_id)
             return None
         self._queue.cancel(live, discards=discards)
         return live
@@ -188,26 +174,6 @@ class LiveSession:
         """Stops a turn whose caller has gone, and keeps what it generated."""
         if self._queue.find(turn.turn_id) is turn:
             self._queue.cancel(turn, discards=False)
-
-    async def read_turn(self, turn_id: str) -> Turn:
-        """Returns a turn as it stands. Raises AntiphonError, TURN_NOT_FOUND."""
-        if live := self._queue.find(turn_id):
-            return live.snapshot()
-        row = await self._surroundings.store.read_turn(self.key, turn_id)
-        if row is None:
-            raise turn_not_found(self.key, turn_id)
-        return await self.as_it_stands(row)
-
-    async def as_it_stands(self, row: TurnRow) -> Turn:
-        """Returns a turn that was read from the store, with what has happened since."""
-        if live := self._queue.find(row.turn_id):
-            return live.snapshot()
-        if row.turn.state in (QUEUED, RUNNING):
-            # It has ended while the row was read, or else its end could not be written.
-            row = await self._surroundings.store.read_turn(self.key, row.turn_id) or row
-        if row.turn.state in (QUEUED, RUNNING):
-            mark_stopped(row.turn, to_failure(server_stopped()))
-        return row.turn
 
     async def update(
         self, change: Callable[[Session], None], *, etag: str, receipt: Receipt | None
@@ -272,11 +238,10 @@ class LiveSession:
             await find_turn(self._surroundings, self.key, point.turn, path="to.turn")
 
     def drain(self, error: AntiphonError, time_left: Duration) -> None:
-        """Takes no more turns and asks the stream to end; turns that are there go on."""
+        """Takes no more turns and asks streams to end; turns that are there go on."""
         self._draining = error
-        if self._attachment is not None:
-            away = GoAway(reason=GoAway.REASON_DRAINING, time_left=time_left)
-            self._attachment.send_away(away, error)
+        away = GoAway(reason=GoAway.REASON_DRAINING, time_left=time_left)
+        self._attachments.send_away(away, error)
 
     async def stop(self, error: AntiphonError) -> None:
         """Takes no more turns, and leaves those that it has to the next server."""
@@ -298,10 +263,9 @@ class LiveSession:
         self.tell_gone(gone)
 
     def tell_gone(self, error: AntiphonError) -> None:
-        """Ends the stream that drives it, once that has told of its turns."""
+        """Ends the streams on it, once they have told of its turns."""
         self._closing = error
-        if self._attachment is not None:
-            self._attachment.send_away(GoAway(reason=GoAway.REASON_SESSION_GONE), error)
+        self._attachments.send_away(GoAway(reason=GoAway.REASON_SESSION_GONE), error)
 
     def _check_open(self) -> None:
         if self._closing is not None:
@@ -328,23 +292,7 @@ class LiveSession:
         if live is not None:
             return StartedTurn(turn_id, live.log, live)
         assert row is not None
-        events = await self._replay(row)
-        return StartedTurn(turn_id, EventLog.restore(turn_id, row.turn.epoch, events), None)
-
-    async def _replay(self, row: TurnRow) -> list[TurnEvent]:
-        turn = await self.as_it_stands(row)
-        prompt_ids = token_array()
-        kept = turn.state == Turn.STATE_COMPLETED and not self._ledger.history.rerenders
-        if turn.config.output.prompt_token_ids and kept:
-            rows = await self._surroundings.store.read_history(self.key)
-            earlier = [other for other in rows if other.position < row.position]
-            prompt_ids = await self._surroundings.offload.run(prompt_of, row, earlier)
-        return await self._surroundings.offload.run(
-            replayed_events,
-            turn,
-            etag=etag_of(replace(self._ledger.row, version=row.version)),
-            prompt=list(to_prompt_parts(prompt_ids)),
-        )
+        return StartedTurn(turn_id, await self.logs.of_row(row), None)
 
     def _enter(self, request: TurnRequest) -> LiveTurn:
         """Checks a new turn against the session, and queues it."""
@@ -358,6 +306,7 @@ class LiveSession:
             turn_id=request.turn_id or self._surroundings.draws.draw_id(),
             position=self._ledger.next_position(),
             epoch=self._surroundings.store.epoch,
+            max_undelivered_bytes=self._surroundings.limits.max_undelivered_bytes,
         )
         if request.generates:
             model = find_model(self._surroundings.models, session.model)
@@ -380,8 +329,5 @@ class LiveSession:
         if request.interrupts:
             self._queue.interrupt()
         self._queue.add(turn)
+        self._attachments.note_turn(turn)
         return turn
-
-    def _note_change(self, turn_id: str) -> None:
-        if self._attachment is not None:
-            self._attachment.note_change(turn_id)

@@ -7,6 +7,7 @@ from antiphon_server.access.tenancy import Tenancy, unlimited_tenancy
 from antiphon_server.generation import Generator
 from antiphon_server.offload import Offload
 from antiphon_server.served_model import ServedModel
+from antiphon_server.sessions.ended_logs import EndedLogs
 from antiphon_server.sessions.limits import Clock, Draws, SessionLimits
 from antiphon_server.sessions.store import SessionStore
 
@@ -20,6 +21,7 @@ class Surroundings:
     generators: Mapping[str, Generator]
     """By the model's name."""
     offload: Offload
+    ended_logs: EndedLogs
     limits: SessionLimits = field(default_factory=SessionLimits)
     clock: Clock = field(default_factory=Clock)
     draws: Draws = field(default_factory=Draws)

@@ -9,7 +9,7 @@ from antiphon.v1.types_pb2 import Failure, GenerationConfig
 from antiphon_engine.api.errors import AntiphonError
 from antiphon_server.access.quotas import Place
 from antiphon_server.generation import Generation
-from antiphon_server.sessions.event_log import EventLog
+from antiphon_server.sessions.event_log import MAX_BACKLOG_BYTES, EventLog
 from antiphon_server.sessions.records import Checkpoint, TurnOrder, TurnRow
 from antiphon_server.sessions.turn_request import TurnRequest
 
@@ -21,12 +21,22 @@ class LiveTurn:
     2. Where it could not be accepted the log stays empty and `accepted` raises.
     """
 
-    def __init__(self, request: TurnRequest, *, turn_id: str, position: int, epoch: int) -> None:
+    def __init__(
+        self,
+        request: TurnRequest,
+        *,
+        turn_id: str,
+        position: int,
+        epoch: int,
+        max_undelivered_bytes: int = MAX_BACKLOG_BYTES,
+    ) -> None:
         self.request: Final = request
         self.turn_id: Final = turn_id
         self.position: Final = position
         self.message: Final = Turn(state=Turn.STATE_QUEUED, input=request.items, epoch=epoch)
-        self.log: Final = EventLog(turn_id, epoch)
+        self.log: Final = EventLog(
+            turn_id, epoch, max_backlog_bytes=max_undelivered_bytes, valve=self
+        )
         self.accepted: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
         """Done once its acceptance is durable; raises where it was refused."""
         self.ended: Final = asyncio.Event()
@@ -50,6 +60,7 @@ class LiveTurn:
         """Whether a cancellation drops what was generated."""
         self.interrupted_at: int | None = None
         """The last event's number that its caller had got as another turn interrupted it."""
+        self._is_held = False
         self._generation: Generation | None = None
 
     @property
@@ -105,11 +116,25 @@ class LiveTurn:
             self.interrupted_at = self.log.delivered.sequence
         self.cancel(discards=False)
 
+    def hold(self) -> None:
+        """Makes no more output for now; its times run on."""
+        self._is_held = True
+        if self._generation is not None:
+            self._generation.hold()
+
+    def release(self) -> None:
+        """Goes on with the output."""
+        self._is_held = False
+        if self._generation is not None:
+            self._generation.release()
+
     def follow(self, generation: Generation) -> None:
-        """Makes cancellations reach its generation, also those that were asked for before."""
+        """Makes what is asked of the turn reach its generation, also what was asked before."""
         self._generation = generation
         if self.cancel_asked:
             generation.cancel()
+        if self._is_held:
+            generation.hold()
 
     def tell_completed(self, completed: TurnCompleted) -> None:
         """Adds the terminal event of a turn that has a place in the history."""

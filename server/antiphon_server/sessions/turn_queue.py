@@ -253,6 +253,7 @@ class TurnQueue:
         completed = await self._ledger.complete(turn, outcome, base)
         self._forget(turn)
         turn.tell_completed(completed)
+        self._keep_log(turn)
         if turn.interrupted_at is not None:
             tell_rewound(self._surroundings, row, self._ledger.history.num_tokens)
         return None
@@ -278,6 +279,7 @@ class TurnQueue:
         self._forget(turn)
         if not refused:
             turn.tell_failed(failure)
+            self._keep_log(turn)
         turn.ended.set()
 
     def _drop(self, turn: LiveTurn, failure: Failure) -> None:
@@ -305,6 +307,9 @@ class TurnQueue:
         del self._live[turn.turn_id]
         if timer := self._timers.pop(turn.turn_id, None):
             timer.cancel()
+
+    def _keep_log(self, turn: LiveTurn) -> None:
+        self._surroundings.ended_logs.keep(self._ledger.row.key, turn.log)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

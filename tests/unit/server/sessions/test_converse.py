@@ -13,7 +13,8 @@ from antiphon.v1.session_pb2 import (
 from antiphon.v1.types_pb2 import FINISH_REASON_CANCELLED, GoAway
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, InvalidRequest
-from antiphon_server.services.converse import MAX_REPEATS, MAX_WAITING_FRAMES
+from antiphon_server.services.converse_stream import MAX_REPEATS, MAX_WAITING_FRAMES
+from antiphon_server.services.opening import MAX_CURSORS
 from support.session_bench import (
     KEY,
     BenchSpec,
@@ -87,11 +88,16 @@ async def test_a_stream_may_make_its_session(bench: SessionBench):
         (ConverseRequest(open=OpenSession()), ErrorReason.INVALID_FIELD),
         (open_frame("sessions/UPPER"), ErrorReason.INVALID_FIELD),
         (open_frame("sessions/nowhere"), ErrorReason.SESSION_NOT_FOUND),
-        (open_frame(take_over=True), ErrorReason.UNSUPPORTED_FEATURE),
-        (open_frame(watch_only=True), ErrorReason.UNSUPPORTED_FEATURE),
-        (open_frame(attachment_id="x"), ErrorReason.UNSUPPORTED_FEATURE),
-        (open_frame(max_unacked_events=1), ErrorReason.UNSUPPORTED_FEATURE),
-        (open_frame(resume=[TurnCursor(turn_id="t")]), ErrorReason.UNSUPPORTED_FEATURE),
+        (open_frame(attachment_id="x" * 257), ErrorReason.INVALID_FIELD),
+        (open_frame(watch_only=True, take_over=True), ErrorReason.INVALID_FIELD),
+        (open_frame(watch_only=True, max_unacked_events=1), ErrorReason.INVALID_FIELD),
+        (open_frame(resume=[TurnCursor(turn_id="?")]), ErrorReason.INVALID_FIELD),
+        (open_frame(resume=[TurnCursor(turn_id="t")] * 2), ErrorReason.INVALID_FIELD),
+        (
+            open_frame(resume=[TurnCursor(turn_id=f"t{n}") for n in range(MAX_CURSORS + 1)]),
+            ErrorReason.INVALID_FIELD,
+        ),
+        (open_frame(resume=[TurnCursor(turn_id="t")]), ErrorReason.TURN_NOT_FOUND),
     ],
 )
 async def test_a_refused_open_ends_the_call(
@@ -121,7 +127,7 @@ async def test_a_refused_frame_is_told_and_the_stream_goes_on(bench: SessionBenc
 
     rejected = [frame.rejected for frame in frames if frame.WhichOneof("frame") == "rejected"]
     assert [(r.frame_id, r.failure.reason) for r in rejected] == [
-        ("1", "UNSUPPORTED_FEATURE"),
+        ("1", "INVALID_FIELD"),
         ("2", "UNSUPPORTED_FEATURE"),
         ("3", "INVALID_FIELD"),
         ("open", "INVALID_FIELD"),

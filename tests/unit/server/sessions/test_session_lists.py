@@ -109,7 +109,7 @@ async def test_a_turn_that_ends_while_a_page_is_read_is_told_as_it_ended(bench: 
     await running
 
     async with bench.registry.use(KEY) as session:
-        turn = await session.as_it_stands(read)
+        turn = await session.logs.as_it_stands(read)
 
     assert read.turn.state in (Turn.STATE_QUEUED, Turn.STATE_RUNNING)
     assert turn.state == Turn.STATE_COMPLETED

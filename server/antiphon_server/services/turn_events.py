@@ -1,0 +1,61 @@
+"""One turn's events for one call, from where its caller stands to the turn's end."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from antiphon.v1.session_pb2 import TurnEvent
+
+from antiphon_engine.api.errors import AntiphonError
+from antiphon_server.services.converse_stream import slow_consumer
+from antiphon_server.services.reader_watch import Grace, ReaderWatch
+from antiphon_server.sessions.event_log import EventLog, ReaderSpec
+from antiphon_server.sessions.session import LiveSession
+
+
+class TurnEvents:
+    """The events of a turn on their way to one caller. Used on one event loop."""
+
+    def __init__(self, session: LiveSession, log: EventLog, spec: ReaderSpec, grace: Grace) -> None:
+        """Begins to read; close it."""
+        self._session = session
+        self._grace = grace
+        self._reader = log.open_reader(asyncio.Event(), spec)
+        self._watch = ReaderWatch(grace, self._lose)
+        self._end: AntiphonError | None = None
+        self._closed = False
+
+    async def events(self) -> AsyncGenerator[TurnEvent, None]:
+        """Yields them up to the terminal one; may be called once.
+
+        Raises:
+            AntiphonError: SLOW_CONSUMER.
+        """
+        reader = self._reader
+        self._watch.start()
+        while not reader.finished:
+            reader.wake.clear()
+            while event := reader.read():
+                with self._watch.writing():
+                    yield event
+                if self._end is not None:
+                    raise self._end
+            if not reader.finished:
+                await reader.wake.wait()
+
+    def close(self) -> None:
+        """Lets go of the turn. Idempotent; never waits."""
+        if self._closed:
+            return
+        self._closed = True
+        self._watch.close()
+        self._reader.close()
+        if self._reader.drives and not self._reader.finished:
+            self._session.note_leaving(self._reader.turn_id)
+
+    def _lose(self) -> None:
+        """Gives the call up: its reader has been away too long."""
+        reader = self._reader
+        self._end = slow_consumer(
+            reader.turn_id, reader.log.epoch, reader.settled, grace_s=self._grace.grace_s
+        )
+        self.close()
