@@ -77,6 +77,7 @@ PLAIN = {
     ],
     "CancelTurn": [session_pb2.CancelTurnRequest(name=T1)],
     "GetTurn": [session_pb2.GetTurnRequest(name=T1)],
+    "StreamTurnEvents": [session_pb2.StreamTurnEventsRequest(name=T1)],
     "ListTurns": [session_pb2.ListTurnsRequest(session=NAME)],
     "Converse": [
         ConverseRequest(open=OpenSession(name=NAME)),
@@ -143,6 +144,10 @@ SHOWN_ELSEWHERE = {
     r"^Drain \.limit$": "test_turns_cut_at_the_limit_keep_their_output_over_a_restart",
     r"\.on_disconnect$": "test_a_broken_stream_leaves_its_turn_as_it_asked",
     r"if_busy$": "test_what_was_delivered_stays_and_the_rest_goes",
+    r"\.(take_over|attachment_id)$": "test_an_older_stream_gives_way_and_its_turn_goes_on",
+    r"\.watch_only$": "test_a_watching_stream_is_told_of_everything_and_drives_nothing",
+    r"max_unacked_events$": "test_a_stream_holds_back_past_what_may_be_unacknowledged",
+    r"^StreamTurnEvents \.epoch$": "test_a_cursor_of_another_epoch_is_reset",
     r"cancel_active$": "test_turns_are_stopped_for_a_rewind_where_asked",
     r"discard_partial$": "test_a_discarded_turn_leaves_the_history_as_before",
     r"^WatchEngineStats \.interval$": "test_stats_are_watched_at_the_interval_asked_for",

@@ -1,6 +1,7 @@
 """Sessions over a fake engine and a real store, driven without gRPC."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -202,6 +203,7 @@ class Talk:
         self._requests: asyncio.Queue[ConverseRequest | None] = asyncio.Queue()
         self.send(*frames)
         self._responses = Conversation(registry, "").run(self._iterate())
+        self._reading: asyncio.Task[ConverseResponse] | None = None
 
     def send(self, *frames: ConverseRequest) -> None:
         for frame in frames:
@@ -211,7 +213,13 @@ class Talk:
         self._requests.put_nowait(None)
 
     async def next(self) -> ConverseResponse:
-        return await asyncio.wait_for(anext(self._responses), 10)
+        async with asyncio.timeout(10):
+            return await self._read()
+
+    async def is_silent(self, seconds: float = 0.1) -> bool:
+        """Whether nothing is told for a while."""
+        self._reading = self._reading or asyncio.ensure_future(anext(self._responses))
+        return not (await asyncio.wait({self._reading}, timeout=seconds))[0]
 
     async def until(self, is_last: Callable[[ConverseResponse], bool]) -> list[ConverseResponse]:
         """Reads up to the first frame that is wanted."""
@@ -223,22 +231,32 @@ class Talk:
     async def rest(self) -> list[ConverseResponse]:
         """Half-closes and reads to the end."""
         self.half_close()
+        frames: list[ConverseResponse] = []
         async with asyncio.timeout(10):
-            return [frame async for frame in self._responses]
+            with contextlib.suppress(StopAsyncIteration):
+                while True:
+                    frames.append(await self._read())
+        return frames
 
     async def error(self) -> AntiphonError:
         """Reads to the end, which must be a bad one."""
         try:
-            async with asyncio.timeout(10):
-                async for _ in self._responses:
-                    pass
+            while True:
+                await self.next()
         except AntiphonError as error:
             return error
-        raise AssertionError("the stream ended well")
 
     async def break_off(self) -> None:
         """Ends as a broken connection does."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait({self._reading})
         await self._responses.aclose()
+
+    async def _read(self) -> ConverseResponse:
+        reading = self._reading or asyncio.ensure_future(anext(self._responses))
+        self._reading = None
+        return await reading
 
     async def _iterate(self) -> AsyncIterator[ConverseRequest]:
         while (frame := await self._requests.get()) is not None:

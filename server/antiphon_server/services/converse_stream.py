@@ -263,7 +263,7 @@ class ConverseStream:
         return Frame(path=path, frame_id=frame.frame_id, traceparent=self._terms.traceparent)
 
     async def _start(self, request: TurnRequest) -> None:
-        if self._acks.full and self._num_ended >= MAX_WAITING_FRAMES:
+        if self._acks.counts and self._num_ended >= MAX_WAITING_FRAMES:
             # To wait for room would hold up the acknowledgements that make it.
             raise _too_many_untold()
         turn = await self._session.start_turn(request, attachment=self._attachment)

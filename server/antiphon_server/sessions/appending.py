@@ -17,4 +17,4 @@ async def append_turn(session: LiveSession, request: TurnRequest) -> Turn:
     if live is not None and session.live_turns[:1] == [live]:
         # Nothing is before it, so it ends without further work.
         await live.ended.wait()
-    return await session.read_turn(started.turn_id)
+    return await session.logs.read_turn(started.turn_id)
