@@ -184,6 +184,19 @@ async def open_twice(server: RunningServer) -> None:
         pass
 
 
+async def be_taken_over(server: RunningServer) -> None:
+    await create(server)
+    opening = session_pb2.OpenSession(name=SESSION)
+    first = server.sessions.Converse(timeout=LIMIT_S)
+    await first.write(session_pb2.ConverseRequest(open=opening))
+    await first.read()
+    opening.take_over = True
+    second = server.sessions.Converse(timeout=LIMIT_S)
+    await second.write(session_pb2.ConverseRequest(open=opening))
+    while await first.read() is not grpc.aio.EOF:
+        pass
+
+
 async def fill_the_context(server: RunningServer) -> None:
     await create(server)
     for _ in range(2):
@@ -280,6 +293,7 @@ PROVOCATIONS = {
     "ENGINE_DOWN": Provocation(by=generate_without_an_engine),
     "STORE_UNAVAILABLE": Provocation(by=create_where_nothing_can_be_written),
     "TIMEOUT": Provocation(by=run_with_a_timeout, engine=slow),
+    "TAKEN_OVER": Provocation(by=be_taken_over),
     "BAD_CREDENTIAL": Provocation(by=generate, files=tokens),
     "INTERNAL": Provocation(by=generate, engine=FaultyEngine),
 }
