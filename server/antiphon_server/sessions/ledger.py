@@ -8,7 +8,6 @@ from typing import Final
 from antiphon.v1.session_pb2 import HistoryPoint, Session, Turn, TurnCompleted
 from antiphon.v1.types_pb2 import Failure
 
-from antiphon_engine.api.errors import AntiphonError
 from antiphon_server.sessions.history import History
 from antiphon_server.sessions.history_points import Base, base_at
 from antiphon_server.sessions.records import Receipt, Rewound, SessionRow
@@ -96,7 +95,7 @@ class Ledger:
         return completed
 
     async def fail(self, turn: LiveTurn, failure: Failure) -> None:
-        """Marks a turn as failed. Where the store can't be written, its next start will do so."""
+        """Marks a turn as failed. Raises AntiphonError, STORE_UNAVAILABLE; nothing has changed."""
         now_ns = self._surroundings.clock.wall_ns()
         message = turn.snapshot()
         message.state = Turn.STATE_FAILED
@@ -107,10 +106,7 @@ class Ledger:
             message.ClearField("output")
         async with self.lock:
             row = self._behind_turn(None, now_ns)
-            try:
-                await self._surroundings.store.end_turn(replace(turn.row(), turn=message), row)
-            except AntiphonError:
-                return
+            await self._surroundings.store.end_turn(replace(turn.row(), turn=message), row)
             self.row = row
         turn.message.CopyFrom(message)
         self.on_change(turn.turn_id)

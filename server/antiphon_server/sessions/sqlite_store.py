@@ -88,6 +88,11 @@ class SqliteStore:
         return self._writes.epoch
 
     @property
+    def writable(self) -> bool:
+        """See SessionStore."""
+        return self.health.writable
+
+    @property
     def health(self) -> WriteHealth:
         """Whether writes reach the file."""
         return self._writer.health

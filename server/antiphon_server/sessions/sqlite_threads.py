@@ -75,7 +75,9 @@ class Writer:
             async with asyncio.timeout(MAX_WAIT_S):
                 return await job.done
         except TimeoutError:
-            raise store_unavailable(f"no write ended within {MAX_WAIT_S:.0f} s") from None
+            cause = f"no write ended within {MAX_WAIT_S:.0f} s"
+            self.health.note_failure(sqlite3.OperationalError(cause))
+            raise store_unavailable(cause) from None
         finally:
             self._num_waiting -= 1
 

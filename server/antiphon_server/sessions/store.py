@@ -34,6 +34,10 @@ class SessionStore(Protocol):
     def epoch(self) -> int:
         """The fencing epoch: larger than that of every server before."""
 
+    @property
+    def writable(self) -> bool:
+        """Whether the last write got there; false: all fail until there is room, or a right."""
+
     async def create_session(self, new: NewSession) -> session_pb2.Session | None:
         """Keeps a session with its first turns, or returns the answer to an earlier try.
 

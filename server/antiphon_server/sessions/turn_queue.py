@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Coroutine
+from functools import partial
 from typing import Final
 
 import structlog
@@ -16,6 +17,7 @@ from antiphon_server.sessions.history import nothing_to_answer
 from antiphon_server.sessions.history_points import Base, check_continuable
 from antiphon_server.sessions.interruption import cut_to_delivered
 from antiphon_server.sessions.ledger import Ledger
+from antiphon_server.sessions.outages import written_at_last
 from antiphon_server.sessions.records import RUNNING
 from antiphon_server.sessions.surroundings import Surroundings
 from antiphon_server.sessions.times import NS_PER_S
@@ -250,7 +252,9 @@ class TurnQueue:
             outcome = await cut_to_delivered(turn, outcome, model, self._surroundings)
             if outcome is None:
                 return cancelled_failure(_INTERRUPTED_EARLY)
-        completed = await self._ledger.complete(turn, outcome, base)
+        completed = await written_at_last(
+            partial(self._ledger.complete, turn, outcome, base), turn, self._surroundings.store
+        )
         self._forget(turn)
         turn.tell_completed(completed)
         self._keep_log(turn)
@@ -274,13 +278,23 @@ class TurnQueue:
     async def _fail(self, turn: LiveTurn, failure: Failure) -> None:
         """Ends a turn that has no place in the history; one that was refused just goes."""
         refused = (await asyncio.wait({turn.accepted}))[0].pop().exception() is not None
-        if not refused:
-            await self._ledger.fail(turn, failure)
+        if not refused and not await self._kept_failed(turn, failure):
+            return
         self._forget(turn)
         if not refused:
             turn.tell_failed(failure)
             self._keep_log(turn)
         turn.ended.set()
+
+    async def _kept_failed(self, turn: LiveTurn, failure: Failure) -> bool:
+        """Keeps that a turn failed; false: it was left to the next server instead."""
+        write = partial(self._ledger.fail, turn, failure)
+        try:
+            await written_at_last(write, turn, self._surroundings.store)
+        except AntiphonError:
+            # The session is another server's by now, or its row is damaged.
+            return not turn.is_left
+        return True
 
     def _drop(self, turn: LiveTurn, failure: Failure) -> None:
         """Ends a turn that waits."""
