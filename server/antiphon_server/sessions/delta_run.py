@@ -4,7 +4,7 @@ from array import array
 from bisect import bisect_right
 from typing import Final
 
-from antiphon.v1.types_pb2 import OUTPUT_CHANNEL_CONTENT, Delta
+from antiphon.v1.types_pb2 import OUTPUT_CHANNEL_CONTENT, Delta, OutputChannel
 
 _NUMBER_BYTES: Final = 2 * array("I").itemsize
 """What a number takes beside its text and tokens."""
@@ -41,8 +41,9 @@ class DeltaRun:
         """Whether a delta may be appended."""
         return not delta.tool_name and self._part == _part(delta)
 
-    def append(self, delta: Delta) -> None:
-        """Adds a delta that continues the run."""
+    def append(self, delta: Delta) -> int:
+        """Adds a delta that continues the run, and returns how many bytes more it takes."""
+        before_bytes = len(self._text) + len(self._tokens)
         self._text += delta.text.encode()
         if delta.token_ids or delta.logprobs:
             kept = Delta(token_ids=delta.token_ids, logprobs=delta.logprobs)
@@ -50,6 +51,7 @@ class DeltaRun:
             self._tokens += kept.SerializeToString()
         self._text_ends.append(len(self._text))
         self._tokens_ends.append(len(self._tokens))
+        return len(self._text) + len(self._tokens) + _NUMBER_BYTES - before_bytes
 
     def size_bytes(self, num_deltas: int) -> int:
         """Returns what the first so many deltas take."""
@@ -77,13 +79,19 @@ class DeltaRun:
         text_start, tokens_start = (
             (self._text_ends[start - 1], self._tokens_ends[start - 1]) if start else (0, 0)
         )
-        delta = Delta.FromString(self._tokens[tokens_start : self._tokens_ends[end - 1]])
-        delta.output_index, delta.channel, delta.call_id = self._part
-        delta.text = self._text[text_start : self._text_ends[end - 1]].decode()
-        if not start:
-            delta.tool_name = self._tool_name
+        output_index, channel, call_id = self._part
+        delta = Delta(
+            output_index=output_index,
+            channel=channel,
+            call_id=call_id,
+            text=self._text[text_start : self._text_ends[end - 1]].decode(),
+            tool_name="" if start else self._tool_name,
+        )
+        tokens_end = self._tokens_ends[end - 1]
+        if tokens_end > tokens_start:
+            delta.MergeFromString(bytes(self._tokens[tokens_start:tokens_end]))
         return delta, self.first_sequence + end - 1
 
 
-def _part(delta: Delta) -> tuple[int, int, str]:
+def _part(delta: Delta) -> "tuple[int, OutputChannel.ValueType, str]":
     return delta.output_index, delta.channel, delta.call_id

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from antiphon.v1.session_pb2 import TurnCursor, TurnEvent, TurnReset
-from antiphon.v1.types_pb2 import OUTPUT_CHANNEL_REASONING, Output
+from antiphon.v1.types_pb2 import OUTPUT_CHANNEL_REASONING, Delta, Output
 
 from antiphon_server.sessions.delta_run import DeltaRun
 
@@ -102,8 +102,10 @@ class EventLog:
         self._entries: list[_Single | DeltaRun] = []
         self._firsts: list[int] = []  # The entries' first numbers.
         self._bytes_before: list[int] = []  # What all entries before each take.
-        self._latest: TurnEvent | None = None
+        self._size_bytes = 0
+        self._latest: TurnEvent | Delta | None = None
         self._readers: set[EventReader] = set()
+        self._drivers: list[EventReader] = []
         self._settled = 0
 
     @classmethod
@@ -121,11 +123,7 @@ class EventLog:
     @property
     def size_bytes(self) -> int:
         """What its events take."""
-        if not self._entries:
-            return 0
-        entry = self._entries[-1]
-        num_numbers = entry.last_sequence + 1 - entry.first_sequence
-        return self._bytes_before[-1] + entry.size_bytes(num_numbers)
+        return self._size_bytes
 
     @property
     def delivered(self) -> Delivered:
@@ -135,7 +133,7 @@ class EventLog:
     @property
     def driven(self) -> bool:
         """Whether a driving reader is there."""
-        return any(reader.drives for reader in self._readers)
+        return bool(self._drivers)
 
     @property
     def settled(self) -> bool:
@@ -144,22 +142,29 @@ class EventLog:
 
     def append(self, event: TurnEvent) -> None:
         """Takes over an event that has its kind set; the log fills in the rest."""
+        kind = event.WhichOneof("event")
+        if kind == "delta":
+            self.append_delta(event.delta)
+            return
         assert not self.ended, "nothing follows the terminal event"
-        sequence = self.last_sequence + 1
+        self.last_sequence += 1
         event.turn_id = self.turn_id
         event.epoch = self.epoch
-        event.first_sequence = event.sequence = sequence
-        if event.HasField("delta"):
-            self._append_delta(event)
-        else:
-            self._add(_Single(event, event.ByteSize()))
-            self.ended = event.HasField("completed") or event.HasField("failed")
-        self.last_sequence = sequence
-        self._latest = event
-        for reader in self._readers:
-            reader.wake.set()
-        if self._may_be_full:
-            self.weigh()
+        event.first_sequence = event.sequence = self.last_sequence
+        self._add(_Single(event, event.ByteSize()))
+        self.ended = kind in ("completed", "failed")
+        self._announce(event)
+
+    def append_delta(self, delta: Delta) -> None:
+        """Takes over a piece of output."""
+        assert not self.ended, "nothing follows the terminal event"
+        self.last_sequence += 1
+        run = self._entries[-1] if self._entries else None
+        if not isinstance(run, DeltaRun) or not run.continues_with(delta):
+            run = DeltaRun(self.last_sequence, delta)
+            self._add(run)
+        self._size_bytes += run.append(delta)
+        self._announce(delta)
 
     def open_reader(self, wake: asyncio.Event, spec: ReaderSpec = FROM_START) -> "EventReader":
         """Returns a reader; close it.
@@ -175,6 +180,8 @@ class EventLog:
         sequence = cursor.sequence if cursor is not None and not resets else 0
         reader = EventReader(self, wake, spec=spec, sequence=sequence, resets=resets)
         self._readers.add(reader)
+        if spec.drives:
+            self._drivers.append(reader)
         if reader.has_news:
             wake.set()
         self.weigh()
@@ -183,21 +190,21 @@ class EventLog:
     def close_reader(self, reader: "EventReader") -> None:
         """Forgets a reader."""
         self._readers.discard(reader)
+        if reader in self._drivers:
+            self._drivers.remove(reader)
         self.weigh()
 
     def weigh(self) -> None:
         """Looks how far driving readers have come, and holds or releases the turn by it."""
-        backlog_bytes = 0
-        place = -1
-        for reader in self._readers:
-            if reader.drives:
-                place = max(place, reader.settled)
-        if place >= 0:
-            self._settled = place
-            if place < self.last_sequence and self._may_be_full:
-                backlog_bytes = self.size_bytes - self._bytes_through(place)
-        if self.settled:
+        if self._drivers:
+            self._settled = max(reader.settled for reader in self._drivers)
+        if self.ended and self.settled:
             self.on_settled()
+        if not self._may_be_full:
+            return
+        backlog_bytes = 0
+        if self._drivers and self._settled < self.last_sequence:
+            backlog_bytes = self._size_bytes - self._bytes_through(self._settled)
         if not self._held and backlog_bytes > self._max_backlog_bytes:
             self._held = True
             if self._valve is not None:
@@ -209,22 +216,17 @@ class EventLog:
 
     def after(self, sequence: int) -> TurnEvent | None:
         """Returns what follows a number: one event, or deltas joined; None: nothing yet."""
-        if sequence == self.last_sequence:
+        last = self.last_sequence
+        if sequence == last:
             return None
-        if self._latest is not None and sequence == self.last_sequence - 1:
-            return self._latest
-        index = bisect_right(self._firsts, sequence + 1) - 1
-        entry = self._entries[index]
+        if self._latest is not None and sequence == last - 1:
+            latest = self._latest
+            return latest if isinstance(latest, TurnEvent) else self._event_of(latest, last, last)
+        entry = self._entries[bisect_right(self._firsts, sequence + 1) - 1]
         if isinstance(entry, _Single):
             return entry.event
         delta, last = entry.join(sequence, MAX_JOINED_BYTES)
-        return TurnEvent(
-            turn_id=self.turn_id,
-            first_sequence=sequence + 1,
-            sequence=last,
-            epoch=self.epoch,
-            delta=delta,
-        )
+        return self._event_of(delta, sequence + 1, last)
 
     def characters_at(self, sequence: int) -> int:
         """Returns how many characters of the answer there are up to and with a number."""
@@ -255,17 +257,29 @@ class EventLog:
     @property
     def _may_be_full(self) -> bool:
         """Whether it holds so much that it matters how much of it was taken in."""
-        return self._held or self.size_bytes > self._max_backlog_bytes
+        return self._held or self._size_bytes > self._max_backlog_bytes
 
-    def _append_delta(self, event: TurnEvent) -> None:
-        run = self._entries[-1] if self._entries else None
-        if not isinstance(run, DeltaRun) or not run.continues_with(event.delta):
-            run = DeltaRun(event.sequence, event.delta)
-            self._add(run)
-        run.append(event.delta)
+    def _event_of(self, delta: Delta, first: int, last: int) -> TurnEvent:
+        return TurnEvent(
+            turn_id=self.turn_id,
+            first_sequence=first,
+            sequence=last,
+            epoch=self.epoch,
+            delta=delta,
+        )
+
+    def _announce(self, latest: TurnEvent | Delta) -> None:
+        """Wakes the readers; most of them read what came last as it is."""
+        self._latest = latest
+        for reader in self._readers:
+            reader.wake.set()
+        if self._may_be_full:
+            self.weigh()
 
     def _add(self, entry: _Single | DeltaRun) -> None:
-        self._bytes_before.append(self.size_bytes)
+        self._bytes_before.append(self._size_bytes)
+        if isinstance(entry, _Single):
+            self._size_bytes += entry.num_bytes
         self._firsts.append(entry.first_sequence)
         self._entries.append(entry)
 

@@ -181,7 +181,7 @@ def _tell(turn: LiveTurn, event: Event, spec: GenerationSpec) -> None:
         for part in to_prompt_parts(prompt_ids):
             turn.log.append(TurnEvent(prompt_part=part))
     elif isinstance(event, Delta):
-        turn.log.append(TurnEvent(delta=event))
+        turn.log.append_delta(event)
 
 
 def _outcome(turn: LiveTurn, generation: Generation, prepared: Prepared) -> Outcome:
