@@ -49,6 +49,7 @@ EXPORTED = {
     "SyncClient",
     "SyncGeneration",
     "SyncSession",
+    "SyncSessionCalls",
     "SyncTurn",
     "TakenOver",
     "TemplateError",
@@ -63,7 +64,10 @@ EXPORTED = {
     "Unimplemented",
     "UnsupportedConstraint",
     "UnsupportedFeature",
+    "after",
     "assistant",
+    "before",
+    "beginning",
     "conversation",
     "raw_text",
     "raw_tokens",
@@ -75,3 +79,21 @@ EXPORTED = {
 def test_the_client_exports_these_names_and_no_others():
     assert set(antiphon_client.__all__) == EXPORTED
     assert all(hasattr(antiphon_client, name) for name in EXPORTED)
+
+
+def test_the_blocking_client_has_all_that_the_other_has():
+    pairs = [
+        (antiphon_client.Client, antiphon_client.SyncClient),
+        (antiphon_client.Session, antiphon_client.SyncSession),
+        (antiphon_client.SessionCalls, antiphon_client.SyncSessionCalls),
+        (antiphon_client.Turn, antiphon_client.SyncTurn),
+        (antiphon_client.GenerationStream, antiphon_client.SyncGeneration),
+    ]
+    missing = {
+        f"{blocking.__name__}.{name}"
+        for other, blocking in pairs
+        for name in vars(other)
+        if not name.startswith("_") and not hasattr(blocking, name)
+    }
+
+    assert not missing

@@ -161,7 +161,7 @@ class Chat:
             turn = self._attach().send(text, self._config, turn_id=turn_id)
         except KeyboardInterrupt:
             with suppress(NotFound):
-                self._client.cancel_turn(f"{self._name}/turns/{turn_id}")
+                self._client.sessions.cancel_turn(f"{self._name}/turns/{turn_id}")
             note("(stopped)")
             return
         try:
@@ -213,7 +213,7 @@ class Chat:
         if not self._name:
             note("Nothing was said yet.")
             return
-        for turn in self._client.list_turns(self._name):
+        for turn in self._client.sessions.list_turns(self._name):
             for item in turn.input:
                 print(f"> {visible(item.message.text)}")
             print(visible(turn.output.text))

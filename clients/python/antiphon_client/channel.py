@@ -11,7 +11,7 @@ from grpc import aio
 
 from antiphon_client.errors import ErrorDetails
 from antiphon_client.failures import error_of, from_rpc_error
-from antiphon_client.retry import Retrier, RetryPolicy
+from antiphon_client.retry import Pace, Retrier, RetryPolicy
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -68,7 +68,7 @@ class Connection:
     Belongs to the event loop that it is first used on.
     """
 
-    def __init__(self, target: str, options: ClientOptions) -> None:
+    def __init__(self, target: str, options: ClientOptions, pace: Pace | None = None) -> None:
         """Sets it up; the first call connects.
 
         Raises:
@@ -82,7 +82,8 @@ class Connection:
             self.channel = aio.insecure_channel(target, options=arguments)
         else:
             self.channel = aio.secure_channel(target, _credentials(options.tls), options=arguments)
-        self._retrier = Retrier(policy=options.retry)
+        self.pace = pace or Pace()
+        self.retrier = Retrier(policy=options.retry, pace=self.pace)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -110,7 +111,7 @@ class Connection:
             except aio.AioRpcError as error:
                 raise from_rpc_error(error) from None
 
-        return await self._retrier.run(
+        return await self.retrier.run(
             attempt, timeout_s=self.options.timeout_s if timeout_s is None else timeout_s
         )
 

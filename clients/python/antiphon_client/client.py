@@ -14,9 +14,10 @@ from antiphon.v1 import (
 )
 
 from antiphon_client.channel import ClientOptions, Connection
+from antiphon_client.link import Watcher
 from antiphon_client.prompts import Says, conversation
 from antiphon_client.session import Session
-from antiphon_client.session_calls import SessionCalls
+from antiphon_client.session_calls import SessionCalls, creation
 from antiphon_client.streams import GenerationStream
 
 
@@ -91,18 +92,25 @@ class Client:
         *,
         session_id: str = "",
         items: Says = (),
+        watcher: Watcher | None = None,
     ) -> Session:
-        """Returns a session that is created when it is entered; `items` begin its history."""
-        return Session(
-            self._connection,
-            session_pb2.OpenSession(
-                create=self.sessions.creation(settings, session_id=session_id, items=items)
-            ),
-        )
+        """Returns a session that is created when it is entered; `items` begin its history.
 
-    def resume_session(self, name: str) -> Session:
-        """Returns a session that is there, `sessions/{session}`; attached when it is entered."""
-        return Session(self._connection, session_pb2.OpenSession(name=name))
+        `watcher` is told why the stream broke wherever it does, and None once it stands again.
+        """
+        create = creation(settings, session_id=session_id, items=items)
+        opening = session_pb2.OpenSession(create=create)
+        return Session(self._connection, opening, watcher)
+
+    def resume_session(
+        self, name: str, *, take_over: bool = False, watcher: Watcher | None = None
+    ) -> Session:
+        """Returns a session that is there, `sessions/{session}`; attached when it is entered.
+
+        With `take_over` it is taken from whoever drives it.
+        """
+        opening = session_pb2.OpenSession(name=name, take_over=take_over)
+        return Session(self._connection, opening, watcher)
 
     async def get_model(self, name: str) -> model_pb2.Model:
         """Returns what `models/{model}` is and what requests may ask of it."""

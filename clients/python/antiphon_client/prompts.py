@@ -1,9 +1,10 @@
-"""Short ways to write the contract's prompts and items."""
+"""Short ways to write the contract's prompts, items and places in a history."""
 
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from antiphon.v1 import types_pb2
+from antiphon.v1 import session_pb2, types_pb2
+from google.protobuf import empty_pb2
 
 Says: TypeAlias = str | types_pb2.Item | Sequence[types_pb2.Item]
 """What a caller adds to a conversation: text stands for a message of the user's."""
@@ -36,6 +37,21 @@ def items_of(says: Says) -> list[types_pb2.Item]:
 def conversation(says: Says) -> types_pb2.Prompt:
     """Returns a prompt that the model's chat template renders."""
     return types_pb2.Prompt(conversation=types_pb2.Conversation(items=items_of(says)))
+
+
+def after(turn_name: str) -> session_pb2.HistoryPoint:
+    """Returns the place in a history behind `sessions/{session}/turns/{turn}`."""
+    return session_pb2.HistoryPoint(turn=turn_name)
+
+
+def beginning() -> session_pb2.HistoryPoint:
+    """Returns the place in a history before its first turn."""
+    return session_pb2.HistoryPoint(start=empty_pb2.Empty())
+
+
+def before(turn: session_pb2.Turn) -> session_pb2.HistoryPoint:
+    """Returns the place in a history that `turn` came behind."""
+    return after(turn.parent_turn) if turn.parent_turn else beginning()
 
 
 def raw_text(text: str, *, allow_special_tokens: bool = False) -> types_pb2.Prompt:

@@ -1,12 +1,13 @@
 """The calls on sessions and turns that need no stream of their own."""
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from uuid import uuid4
 
 from antiphon.v1 import session_pb2, session_pb2_grpc
 from google.protobuf import field_mask_pb2
 
 from antiphon_client.channel import Connection, told
+from antiphon_client.followed import FollowedTurn
 from antiphon_client.prompts import Says, items_of
 from antiphon_client.turn import Turn
 
@@ -29,19 +30,8 @@ class SessionCalls:
         items: Says = (),
     ) -> session_pb2.Session:
         """Creates a session; `items` are the start of its history."""
-        request = self.creation(settings, session_id=session_id, items=items)
+        request = creation(settings, session_id=session_id, items=items)
         return await self._connection.unary(self._stub.CreateSession, request)
-
-    def creation(
-        self, settings: session_pb2.Session | None, *, session_id: str, items: Says
-    ) -> session_pb2.CreateSessionRequest:
-        """Returns the request that creates such a session, safe to send again."""
-        return session_pb2.CreateSessionRequest(
-            session_id=session_id,
-            session=settings,
-            items=items_of(items),
-            request_id=str(uuid4()),
-        )
 
     async def get(self, name: str) -> session_pb2.Session:
         """Returns `sessions/{session}` as it stands."""
@@ -79,21 +69,67 @@ class SessionCalls:
         request = session_pb2.DeleteSessionRequest(name=name, etag=etag)
         await self._connection.unary(self._stub.DeleteSession, request)
 
+    async def fork(
+        self, name: str, *, turn_name: str = "", session_id: str = ""
+    ) -> session_pb2.Session:
+        """Makes a session that shares the history up to this turn; default: the last completed."""
+        request = session_pb2.ForkSessionRequest(
+            name=name, turn=turn_name, session_id=session_id, request_id=str(uuid4())
+        )
+        return await self._connection.unary(self._stub.ForkSession, request)
+
+    async def rewind(
+        self,
+        name: str,
+        to: session_pb2.HistoryPoint,
+        *,
+        etag: str = "",
+        cancel_active: bool = False,
+    ) -> session_pb2.Session:
+        """Takes the session back to a place in its history; see `after` and `beginning`."""
+        request = session_pb2.RewindSessionRequest(
+            name=name, to=to, etag=etag, cancel_active=cancel_active, request_id=str(uuid4())
+        )
+        return await self._connection.unary(self._stub.RewindSession, request)
+
+    async def append_turn(self, name: str, says: Says, *, turn_id: str = "") -> session_pb2.Turn:
+        """Adds items to the history without asking for an answer, and without a stream."""
+        append = session_pb2.AppendItems(items=items_of(says), turn_id=turn_id or uuid4().hex)
+        request = session_pb2.AppendTurnRequest(session=name, append=append)
+        return await self._connection.unary(self._stub.AppendTurn, request)
+
     def run_turn(self, name: str, turn: session_pb2.StartTurn) -> Turn:
         """Starts a turn of `sessions/{session}` without attaching to it and returns its news.
 
-        Leaving the turn unread ends the call; the turn then goes by its `on_disconnect`.
+        Where the call breaks, the turn is followed to its end by further calls. Leaving the turn
+        unread ends the call; the turn then goes by its `on_disconnect`.
         """
         request = session_pb2.RunTurnRequest(session=name, turn=turn)
         if not turn.turn_id:
             request.turn.turn_id = uuid4().hex
-        events = told(self._stub.RunTurn(request, metadata=self._connection.metadata))
+        turn_name = f"{name}/turns/{request.turn.turn_id}"
 
-        async def cancel(discard_partial: bool) -> None:
-            turn_name = f"{name}/turns/{request.turn.turn_id}"
-            await self.cancel_turn(turn_name, discard_partial=discard_partial)
+        def call(cursor: session_pb2.TurnCursor) -> AsyncIterator[session_pb2.TurnEvent]:
+            if cursor.sequence:
+                return self._events(turn_name, cursor)
+            # It may not have been accepted. If it was, its id makes this the same turn.
+            metadata = self._connection.metadata
+            return told(self._stub.RunTurn(request, metadata=metadata))
 
-        return Turn(request.turn.turn_id, events=events, cancel=cancel)
+        return self._followed(turn_name, session_pb2.TurnCursor(), call)
+
+    def stream_turn_events(
+        self, turn_name: str, cursor: session_pb2.TurnCursor | None = None
+    ) -> Turn:
+        """Follows `sessions/{session}/turns/{turn}` from a cursor, or its start, to its end.
+
+        Leaving it unread leaves the turn alone.
+        """
+
+        def call(cursor: session_pb2.TurnCursor) -> AsyncIterator[session_pb2.TurnEvent]:
+            return self._events(turn_name, cursor)
+
+        return self._followed(turn_name, cursor or session_pb2.TurnCursor(), call)
 
     async def cancel_turn(
         self, turn_name: str, *, discard_partial: bool = False
@@ -123,3 +159,41 @@ class SessionCalls:
             token = page.next_page_token
             if not token:
                 return
+
+    def _events(
+        self, turn_name: str, cursor: session_pb2.TurnCursor
+    ) -> AsyncIterator[session_pb2.TurnEvent]:
+        request = session_pb2.StreamTurnEventsRequest(
+            name=turn_name, after_sequence=cursor.sequence, epoch=cursor.epoch
+        )
+        metadata = self._connection.metadata
+        return told(self._stub.StreamTurnEvents(request, metadata=metadata))
+
+    def _followed(
+        self,
+        turn_name: str,
+        cursor: session_pb2.TurnCursor,
+        call: Callable[[session_pb2.TurnCursor], AsyncIterator[session_pb2.TurnEvent]],
+    ) -> Turn:
+        turn_id = turn_name.rpartition("/")[2]
+        begin = session_pb2.TurnCursor(
+            turn_id=turn_id, epoch=cursor.epoch, sequence=cursor.sequence
+        )
+
+        async def cancel(discard_partial: bool) -> None:
+            await self.cancel_turn(turn_name, discard_partial=discard_partial)
+
+        news = FollowedTurn(self._connection, begin, call)
+        return Turn(turn_id, news=news, cancel=cancel)
+
+
+def creation(
+    settings: session_pb2.Session | None, *, session_id: str, items: Says
+) -> session_pb2.CreateSessionRequest:
+    """Returns the request that creates such a session, safe to send again."""
+    return session_pb2.CreateSessionRequest(
+        session_id=session_id,
+        session=settings,
+        items=items_of(items),
+        request_id=str(uuid4()),
+    )

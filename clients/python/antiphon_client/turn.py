@@ -1,13 +1,23 @@
 """One turn of a session, read as events or as text."""
 
-import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol
 
 from antiphon.v1 import session_pb2, types_pb2
 
-from antiphon_client.errors import ServerError
+from antiphon_client.errors import ServerError, TurnRestarted
 from antiphon_client.failures import from_failure
+
+
+class NewsOfTurn(Protocol):
+    """Brings the events of one turn, each once."""
+
+    @property
+    def read_up_to(self) -> session_pb2.TurnCursor:
+        """How far the turn has been read."""
+
+    async def __anext__(self) -> session_pb2.TurnEvent:
+        """Returns the next event. Raises TurnRestarted, and can be read on."""
 
 
 class Turn:
@@ -23,14 +33,21 @@ class Turn:
         self,
         turn_id: str,
         *,
-        events: AsyncIterator[session_pb2.TurnEvent],
+        news: NewsOfTurn,
         cancel: Callable[[bool], Awaitable[None]],
     ) -> None:
         self.turn_id = turn_id
         self.started: types_pb2.GenerationStarted | None = None
         self.completed: session_pb2.TurnCompleted | None = None
-        self._events = events
+        self._failed: ServerError | None = None
+        self._news = news
         self._cancel = cancel
+        self._num_read = 0
+
+    @property
+    def cursor(self) -> session_pb2.TurnCursor:
+        """How far it has been read; `stream_turn_events` goes on from there."""
+        return self._news.read_up_to
 
     def __aiter__(self) -> AsyncIterator[session_pb2.TurnEvent]:
         return self
@@ -39,72 +56,59 @@ class Turn:
         """Returns the next event that this client knows.
 
         Raises:
-            ServerError: the turn failed or was refused, or the stream that tells of it broke.
+            ServerError: the turn failed or was refused, or the server is lost for too long.
+            TurnRestarted: the server lost what was read, and the answer is another. Reading on
+                gives what is behind the part that both have.
         """
+        if self._failed is not None:
+            raise self._failed
         if self.completed is not None:
             raise StopAsyncIteration
-        while True:
-            event = await anext(self._events)
-            match event.WhichOneof("event"):
-                case None:
-                    continue
-                case "started":
-                    self.started = event.started
-                case "completed":
-                    self.completed = event.completed
-                case "failed":
-                    raise from_failure(event.failed)
-            return event
+        try:
+            event = await anext(self._news)
+        except TurnRestarted as restarted:
+            self._num_read = min(self._num_read, len(restarted.kept_text))
+            raise
+        match event.WhichOneof("event"):
+            case "started":
+                self.started = event.started
+            case "completed":
+                self.completed = event.completed
+            case "failed":
+                self._failed = from_failure(event.failed)
+                raise self._failed
+        return event
 
     async def text(self) -> AsyncIterator[str]:
-        """Yields the answer's pieces."""
+        """Yields the answer's pieces. After TurnRestarted, call it again to read on."""
         async for event in self:
             delta = event.delta
             if delta.channel == types_pb2.OUTPUT_CHANNEL_CONTENT and delta.text:
+                self._num_read += len(delta.text)
                 yield delta.text
 
     async def answer(self) -> str:
-        """Reads to the end and returns the rest of the answer."""
-        return "".join([piece async for piece in self.text()])
+        """Reads to the end and returns the rest of the answer.
+
+        Raises:
+            TurnRestarted: what was read before this call no longer holds.
+        """
+        num_read_before = self._num_read
+        pieces: list[str] = []
+        while True:
+            try:
+                async for piece in self.text():
+                    pieces.append(piece)
+                return "".join(pieces)
+            except TurnRestarted as restarted:
+                if len(restarted.kept_text) < num_read_before:
+                    raise
+                pieces = [restarted.kept_text[num_read_before:]]
 
     async def cancel(self, *, discard_partial: bool = False) -> None:
         """Asks for an early end, which comes as `completed`; with `discard_partial`, as an error.
 
         A turn that has ended stays as it is.
         """
-        if self.completed is None:
+        if self.completed is None and self._failed is None:
             await self._cancel(discard_partial)
-
-
-class Inbox:
-    """Events of a turn between the stream that brings them and the turn's reader.
-
-    Holds what was not read yet: at most one answer.
-    """
-
-    def __init__(self) -> None:
-        self._events: deque[session_pb2.TurnEvent] = deque()
-        self._failure: ServerError | None = None
-        self._news = asyncio.Event()
-
-    def put(self, event: session_pb2.TurnEvent) -> None:
-        """Adds an event for the reader."""
-        self._events.append(event)
-        self._news.set()
-
-    def fail(self, failure: ServerError) -> None:
-        """Raises `failure` to the reader behind the events that are there."""
-        self._failure = failure
-        self._news.set()
-
-    def __aiter__(self) -> AsyncIterator[session_pb2.TurnEvent]:
-        return self
-
-    async def __anext__(self) -> session_pb2.TurnEvent:
-        """Waits for the next event; the stream's keepalive bounds the wait."""
-        while not self._events:
-            if self._failure is not None:
-                raise self._failure
-            self._news.clear()
-            await self._news.wait()
-        return self._events.popleft()

@@ -3,7 +3,7 @@ import pytest
 
 from antiphon_client import InvalidArgument, RetryPolicy, Unavailable
 from antiphon_client.errors import ErrorDetails
-from antiphon_client.retry import Retrier
+from antiphon_client.retry import Pace, Retrier
 
 
 class Clock:
@@ -22,9 +22,8 @@ class Clock:
 
 
 def retrier(clock, **policy):
-    return Retrier(
-        policy=RetryPolicy(**policy), clock=clock, sleep=clock.sleep, draw=lambda: 0.999999
-    )
+    pace = Pace(clock=clock, sleep=clock.sleep, draw=lambda: 0.999999)
+    return Retrier(policy=RetryPolicy(**policy), pace=pace)
 
 
 def unavailable(retry_delay_s=None):

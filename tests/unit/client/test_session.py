@@ -14,7 +14,6 @@ from antiphon_client import (
     InternalError,
     NotFound,
     ServerError,
-    Unavailable,
     user,
 )
 from support.scripted_services import refuse, serving
@@ -202,26 +201,6 @@ async def test_an_opening_without_an_answer_ends_at_the_time_limit():
     async with silent as target, Client(target, options) as client:
         with pytest.raises(DeadlineExceeded):
             await client.new_session().open()
-
-
-async def test_a_broken_stream_fails_the_turns_that_ran_and_those_sent_later():
-    async def break_off(frame, context):
-        yield delta("t", "begin")
-        await refuse(
-            context,
-            grpc.StatusCode.UNAVAILABLE,
-            "shutting down",
-            error_details_pb2.ErrorInfo(reason="DRAINING"),
-        )
-
-    async with talking(Conversing(break_off)) as session:
-        turn = await session.send("x", turn_id="t")
-        with pytest.raises(Unavailable, match="shutting down"):
-            await turn.answer()
-
-        assert not session.attached
-        with pytest.raises(ServerError, match="shutting down"):
-            await session.send("y")
 
 
 async def test_events_and_frames_of_kinds_unknown_to_this_client_are_skipped():

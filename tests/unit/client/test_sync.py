@@ -6,7 +6,8 @@ import threading
 import pytest
 from antiphon.v1 import inference_pb2, inference_pb2_grpc, session_pb2, types_pb2
 
-from antiphon_client import ClientOptions, NotReachable, RetryPolicy, SyncClient, sync
+from antiphon_client import ClientOptions, NotReachable, RetryPolicy, SyncClient
+from antiphon_client import blocking as waiting
 from support.scripted_services import serving
 from support.scripted_sessions import Conversing, completed, delta, echo
 
@@ -98,7 +99,7 @@ def read_with_interrupt(client, after):
     def interrupt(frame, event, argument):
         nonlocal left
         inside = frame if event in ("call", "c_return") else frame.f_back
-        if event != "c_call" and inside and inside.f_code.co_filename == sync.__file__:
+        if event != "c_call" and inside and inside.f_code.co_filename == waiting.__file__:
             left -= 1
             if left == 0:
                 raise KeyboardInterrupt
