@@ -6,6 +6,8 @@ EXPORTED = {
     "Aborted",
     "AdminClient",
     "AlreadyExists",
+    "Archive",
+    "ArchiveError",
     "BadCredential",
     "Cancelled",
     "Client",

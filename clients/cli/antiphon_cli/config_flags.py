@@ -5,14 +5,8 @@ import argparse
 from antiphon.v1 import types_pb2
 
 
-def add_target(parser: argparse.ArgumentParser) -> None:
-    """Declares which server and model to ask."""
-    parser.add_argument(
-        "--target",
-        metavar="ADDRESS",
-        default="127.0.0.1:50051",
-        help="the server, HOST:PORT or unix:PATH (default %(default)s)",
-    )
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Declares which model to ask."""
     parser.add_argument(
         "--model", metavar="NAME", default="", help="models/NAME; default: the server's only model"
     )

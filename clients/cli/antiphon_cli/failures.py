@@ -1,19 +1,32 @@
 """What a server's failures look like to the person who asked."""
 
+from typing import Final
+
 from grpc import StatusCode
 
 from antiphon_cli.outcome import FAILED, NOT_REACHABLE, complain
-from antiphon_client import NotReachable, ServerError
+from antiphon_client import BadCredential, NotReachable, ServerError, SessionAttached
+
+_ENCRYPTION: Final = ("handshake", "ssl", "certificate")
 
 
 def explain(error: ServerError, target: str) -> str:
     """Returns one line for the person who asked: what happened and what to do."""
     if isinstance(error, NotReachable):
+        if any(word in error.message.lower() for word in _ENCRYPTION):
+            return (
+                f"{target} can't be trusted, or does not trust this client; see --tls, --ca and"
+                f" --cert ({' '.join(error.message.split())})"
+            )
         return (
             f"no server answers at {target}; start one with `antiphon serve`, "
             "or name another with --target"
         )
     text = " ".join(error.message.split()) or error.code.name
+    if isinstance(error, BadCredential):
+        text += "; name a token with --token-file"
+    if isinstance(error, SessionAttached):
+        text += "; leave it to the other, or take it with --take-over"
     if error.code is StatusCode.UNIMPLEMENTED and not error.reason:
         text = (
             f"what answers at {target} doesn't know this call; "

@@ -7,7 +7,8 @@ from pathlib import Path
 from antiphon.v1 import inference_pb2, types_pb2
 from google.protobuf import json_format
 
-from antiphon_cli.config_flags import add_config, add_target, config_of, fitting
+from antiphon_cli.config_flags import add_config, add_model, config_of, fitting
+from antiphon_cli.connection_flags import add_connection, connect
 from antiphon_cli.failures import report
 from antiphon_cli.outcome import INTERRUPTED, WRONG_USE, complain
 from antiphon_cli.terminal import note, say
@@ -36,7 +37,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     parser.add_argument("prompt", help="what to ask; - reads it from standard input")
-    add_target(parser)
+    add_model(parser)
     parser.add_argument("--instructions", metavar="TEXT", help="a system message before it")
     parser.add_argument(
         "--raw", action="store_true", help="continue the text as it stands, without chat template"
@@ -59,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a schema for the answer; not in this release",
     )
     add_config(parser)
+    add_connection(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -68,12 +70,13 @@ def run(arguments: argparse.Namespace) -> int:
         return WRONG_USE
     try:
         request = _request(arguments)
+        connected = connect(arguments)
     except UnicodeError:
         raise
     except (OSError, ValueError) as error:
         complain(str(error))
         return WRONG_USE
-    with SyncClient(arguments.target) as client:
+    with connected as client:
         try:
             if arguments.json or arguments.num_outputs != 1:
                 return _print_whole(client, request, as_json=arguments.json)

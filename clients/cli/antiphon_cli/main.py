@@ -13,6 +13,7 @@ from antiphon_cli.standard_streams import let_go_of_broken, prepare
 COMMANDS: Final = {
     "serve": "run a server",
     "chat": "talk to a model, with the history kept on the server",
+    "session": "list, show, export, import and delete conversations",
     "generate": "one answer, streamed to standard output",
     "backup": "copy the session store, while its server runs",
     "token": "draw a token, and print the lines that let it in",

@@ -156,8 +156,8 @@ def _check_stays_here(target: str) -> None:
     if host.startswith("unix") or host in ("localhost", "::1") or host.startswith("127."):
         return
     raise ValueError(
-        f"the token would go to {target} unencrypted; encrypt the connection, or allow it with"
-        " sends_token_unencrypted"
+        f"the token would go to {target} unencrypted; encrypt the connection, or allow"
+        " it explicitly"
     )
 
 

@@ -1,12 +1,15 @@
 """The calls on sessions and turns that need no stream of their own."""
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
 from uuid import uuid4
 
 from antiphon.v1 import session_pb2, session_pb2_grpc
 from google.protobuf import field_mask_pb2
 
+from antiphon_client.archive import Archive, archive_lines
 from antiphon_client.channel import Connection, told
+from antiphon_client.errors import ServerError
 from antiphon_client.followed import FollowedTurn
 from antiphon_client.prompts import Says, items_of
 from antiphon_client.turn import Turn
@@ -159,6 +162,29 @@ class SessionCalls:
             token = page.next_page_token
             if not token:
                 return
+
+    async def export(self, name: str) -> AsyncIterator[str]:
+        """Yields `sessions/{session}` with its history as lines of text; see `archive`."""
+        session = await self.get(name)
+        async for line in archive_lines(session, self.list_turns(name)):
+            yield line
+
+    async def restore(self, archive: Archive, *, session_id: str = "") -> session_pb2.Session:
+        """Makes a session with an exported one's settings and history, and returns it.
+
+        The history comes as items: what was generated is there as text, not as token ids.
+        A session that could not be made whole is deleted again.
+        """
+        parts = archive.parts()
+        session = await self.create(archive.settings, session_id=session_id, items=next(parts, ()))
+        try:
+            for part in parts:
+                await self.append_turn(session.name, part)
+        except ServerError:
+            with suppress(ServerError):
+                await self.delete(session.name)
+            raise
+        return await self.get(session.name)
 
     def _events(
         self, turn_name: str, cursor: session_pb2.TurnCursor

@@ -6,6 +6,7 @@ from typing import Self
 
 from antiphon.v1 import session_pb2, types_pb2
 
+from antiphon_client.archive import Archive
 from antiphon_client.blocking import CallLoop, Each
 from antiphon_client.errors import ServerError
 from antiphon_client.prompts import Says
@@ -241,3 +242,11 @@ class SyncSessionCalls:
         """Yields a session's turns; with `show_all` also failed and superseded ones."""
         turns = self._calls.list_turns(name, newest_first=newest_first, show_all=show_all)
         return Each(self._loop, turns)
+
+    def export(self, name: str) -> Iterator[str]:
+        """Yields `sessions/{session}` with its history as lines of text; see `archive`."""
+        return Each(self._loop, self._calls.export(name))
+
+    def restore(self, archive: Archive, *, session_id: str = "") -> session_pb2.Session:
+        """Makes a session with an exported one's settings and history, and returns it."""
+        return self._loop.run(self._calls.restore(archive, session_id=session_id))

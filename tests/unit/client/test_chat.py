@@ -266,35 +266,6 @@ async def test_a_failed_turn_is_one_line_and_the_chat_goes_on():
         assert await run(dialogue) == 0
 
 
-async def test_a_lost_stream_is_opened_again_with_the_next_message():
-    async def break_off(frame, context):
-        if frame.generate.items[0].message.text == "bad":
-            await refuse(
-                context,
-                grpc.StatusCode.UNAVAILABLE,
-                "shutting down",
-                error_details_pb2.ErrorInfo(reason="DRAINING"),
-            )
-        async for response in echo(frame, context):
-            yield response
-
-    def dialogue(terminal):
-        terminal.expect("> ")
-        terminal.type("bad\n")
-        terminal.expect("antiphon: shutting down (DRAINING)\n")
-        terminal.expect("the conversation is kept there")
-        terminal.type("good\n")
-        terminal.expect("good\n")
-        leave(terminal)
-        return terminal.wait()
-
-    servicer = Conversing(break_off)
-    async with chatting(servicer) as run:
-        assert await run(dialogue) == 0
-
-    assert servicer.frames[2].open.name == "sessions/s", "the same session, not a new one"
-
-
 async def test_control_characters_of_the_model_do_not_reach_the_terminal():
     async def colourful(frame, context):
         yield delta(frame.generate.turn_id, "red: \x1b]0;title\x07 end")

@@ -1,0 +1,76 @@
+"""Flags that say which server to ask and how, shared by the commands that ask one."""
+
+import argparse
+from pathlib import Path
+
+from antiphon_client import ClientOptions, SyncClient, TlsOptions
+
+
+def add_connection(parser: argparse.ArgumentParser) -> None:
+    """Declares where the server is and how the connection is guarded."""
+    group = parser.add_argument_group("connection")
+    group.add_argument(
+        "--target",
+        metavar="ADDRESS",
+        default="127.0.0.1:50051",
+        help="the server, HOST:PORT or unix:PATH (default %(default)s)",
+    )
+    group.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="the token that says who asks"
+    )
+    group.add_argument(
+        "--tls",
+        action="store_true",
+        help="encrypt, and trust servers that the system's authorities vouch for",
+    )
+    group.add_argument(
+        "--ca",
+        type=Path,
+        metavar="FILE",
+        help="encrypt, and trust servers that these authorities vouch for, in PEM",
+    )
+    group.add_argument(
+        "--cert", type=Path, metavar="FILE", help="this client's certificate, in PEM"
+    )
+    group.add_argument("--key", type=Path, metavar="FILE", help="the key of --cert, in PEM")
+    group.add_argument(
+        "--insecure",
+        action="store_true",
+        help="send the token beyond this machine although the connection is not encrypted",
+    )
+
+
+def connect(arguments: argparse.Namespace, *, reconnect_timeout_s: float = 60.0) -> SyncClient:
+    """Returns a client as the flags say; it connects with its first call.
+
+    Raises:
+        ValueError: the flags don't go together, or a file is not as it must be.
+        OSError: a file can't be read.
+    """
+    if (arguments.cert is None) != (arguments.key is None):
+        raise ValueError("--cert and --key go together; give both or none")
+    is_encrypted = arguments.tls or arguments.ca is not None or arguments.cert is not None
+    tls = TlsOptions(
+        ca=None if arguments.ca is None else arguments.ca.read_bytes(),
+        certificate=None if arguments.cert is None else arguments.cert.read_bytes(),
+        key=None if arguments.key is None else arguments.key.read_bytes(),
+    )
+    options = ClientOptions(
+        tls=tls if is_encrypted else None,
+        token="" if arguments.token_file is None else _token(arguments.token_file),
+        sends_token_unencrypted=arguments.insecure,
+        reconnect_timeout_s=reconnect_timeout_s,
+        close_timeout_s=2.0,
+    )
+    try:
+        return SyncClient(arguments.target, options)
+    except ValueError as error:
+        raise ValueError(f"{error} (--tls, --ca or --insecure)") from None
+
+
+def _token(path: Path) -> str:
+    """Returns a file's token. Raises ValueError: there is not one line of it."""
+    lines = path.read_text(encoding="utf-8").split()
+    if len(lines) != 1 or not lines[0].isascii():
+        raise ValueError(f"--token-file: {path} must hold one token and nothing else")
+    return lines[0]

@@ -1,0 +1,58 @@
+"""How sessions and turns are written for a person."""
+
+from collections.abc import Iterator
+from datetime import UTC
+from typing import Final
+
+from antiphon.v1 import session_pb2, types_pb2
+
+from antiphon_cli.terminal import visible
+
+_PREFIX: Final = "sessions/"
+_MARKS: Final = {
+    types_pb2.ROLE_USER: "> ",
+    types_pb2.ROLE_SYSTEM: "# ",
+    types_pb2.ROLE_ASSISTANT: "",
+}
+
+
+def full_name(name: str) -> str:
+    """Returns `sessions/{session}` of that or of the id alone."""
+    return name if name.startswith(_PREFIX) else _PREFIX + name
+
+
+def short_name(name: str) -> str:
+    """Returns the id alone."""
+    return name.removeprefix(_PREFIX)
+
+
+def session_row(session: session_pb2.Session) -> str:
+    """Returns a session in one line: id, turns, when it last changed, what it is doing."""
+    update_time = session.update_time.ToDatetime(tzinfo=UTC).astimezone()
+    turns = f"{session.num_turns} turn{'' if session.num_turns == 1 else 's'}"
+    state = "  active" if session.state == session_pb2.Session.STATE_ACTIVE else ""
+    return f"{short_name(session.name):<32}  {turns:>9}  {update_time:%Y-%m-%d %H:%M}{state}"
+
+
+def turn_text(turn: session_pb2.Turn) -> str:
+    """Returns what was said in a turn: what was brought, marked by role, then the answer."""
+    return "\n".join(visible(line) for line in _lines(turn))
+
+
+def _lines(turn: session_pb2.Turn) -> Iterator[str]:
+    for item in turn.input:
+        match item.WhichOneof("kind"):
+            case "message":
+                yield _MARKS.get(item.message.role, "") + item.message.text
+            case "tool_call":
+                yield _call(item.tool_call)
+            case "tool_result":
+                yield f"= {item.tool_result.text}"
+    if turn.output.text:
+        yield turn.output.text
+    for call in turn.output.tool_calls:
+        yield _call(call)
+
+
+def _call(call: types_pb2.ToolCall) -> str:
+    return f"* {call.tool_name}({call.arguments_json})"
