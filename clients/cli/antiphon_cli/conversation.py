@@ -135,6 +135,8 @@ class Conversation:
                 self._show(turn)
         except Cancelled:
             note("(stopped)")
+        except KeyboardInterrupt:  # The second; it may come while the first is told.
+            note("\n(no longer waiting for its end)")
         except ServerError:
             say("\n")
             raise
@@ -153,9 +155,10 @@ class Conversation:
                 pieces = turn.text()
             except KeyboardInterrupt:
                 if stopping:
-                    note("\n(no longer waiting for its end)")
-                    return
+                    raise
                 stopping = True
+                if self._outage.is_lost:
+                    note("\n(stopping once the server is back; Ctrl-C again does not wait)")
                 turn.cancel()
         say("\n")
         ended = turn.completed

@@ -31,6 +31,12 @@ class OutageNote:
             self._is_lost = failure is not None
             self._follow()
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the server is being looked for."""
+        with self._lock:
+            return self._is_lost
+
     @contextmanager
     def awaiting(self) -> Iterator[None]:
         """Somebody waits for an answer in here."""

@@ -40,7 +40,7 @@ class ArchiveError(ValueError):
     """What was read is no session; names the line."""
 
     def __init__(self, line_number: int, problem: str) -> None:
-        super().__init__(f"line {line_number}: {problem}")
+        super().__init__(f"line {line_number}: {' '.join(problem.split())}")
         self.line_number = line_number
 
 
