@@ -99,6 +99,7 @@ class BreakingSessions(session_pb2_grpc.SessionServiceServicer):
     Attributes:
         frames: All that was heard, stream after stream.
         num_runs: How often each turn was begun.
+        heard: Set with every frame.
     """
 
     def __init__(
@@ -116,6 +117,14 @@ class BreakingSessions(session_pb2_grpc.SessionServiceServicer):
         self.epoch = 1
         self.frames: list[session_pb2.ConverseRequest] = []
         self.num_runs: Counter[str] = Counter()
+        self.heard = asyncio.Event()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Waits for frames until the condition holds."""
+        async with asyncio.timeout(10):
+            while not condition():
+                self.heard.clear()
+                await self.heard.wait()
 
     @property
     def openings(self) -> list[session_pb2.OpenSession]:
@@ -156,6 +165,7 @@ class BreakingSessions(session_pb2_grpc.SessionServiceServicer):
     ) -> None:
         async for frame in frames:
             self.frames.append(frame)
+            self.heard.set()
             if frame.HasField("generate"):
                 stream.heard_start = True
                 if not (stream.ending and stream.ending.loses_frames):
