@@ -83,6 +83,10 @@ class Terminal:
         self._seen = found + len(text)
         return before
 
+    def wait_for_more(self) -> None:
+        """Waits until anything is written."""
+        assert self._read(time.monotonic() + self._limit_s), "nothing more came"
+
     def wait(self) -> int:
         """Waits for the program's end and returns its exit status."""
         deadline_s = time.monotonic() + self._limit_s
