@@ -13,9 +13,10 @@ from antiphon.v1 import (
     types_pb2,
 )
 
-from antiphon_client.channel import ClientOptions, Connection
+from antiphon_client.channel import ClientOptions, Connection, told
 from antiphon_client.link import Watcher
-from antiphon_client.prompts import Says, conversation
+from antiphon_client.multiplex import SharedCall
+from antiphon_client.prompts import Says, generate_request, prompt_of
 from antiphon_client.session import Session
 from antiphon_client.session_calls import SessionCalls, creation
 from antiphon_client.streams import GenerationStream
@@ -66,7 +67,7 @@ class Client:
         timeout_s: float | None = None,
     ) -> inference_pb2.GenerateResponse:
         """Returns all outputs. A prompt that is no Prompt stands for a conversation."""
-        request = _request(prompt, config, model=model, num_outputs=num_outputs)
+        request = generate_request(prompt, config, model=model, num_outputs=num_outputs)
         return await self._connection.unary(self._inference.Generate, request, timeout_s=timeout_s)
 
     def stream_generate(
@@ -79,12 +80,14 @@ class Client:
         timeout_s: float | None = None,
     ) -> GenerationStream:
         """Starts a generation and returns its events; no time limit where none is given."""
-        request = _request(prompt, config, model=model, num_outputs=num_outputs)
-        return GenerationStream(
-            self._inference.StreamGenerate(
-                request, timeout=timeout_s, metadata=self._connection.metadata
-            )
-        )
+        request = generate_request(prompt, config, model=model, num_outputs=num_outputs)
+        metadata = self._connection.metadata
+        call = self._inference.StreamGenerate(request, timeout=timeout_s, metadata=metadata)
+        return GenerationStream(told(call), call.cancel)
+
+    def shared_call(self) -> SharedCall:
+        """Returns a call that carries many generations; it begins when it is entered."""
+        return SharedCall(self._connection)
 
     def new_session(
         self,
@@ -159,21 +162,5 @@ class Client:
         self, prompt: Says | types_pb2.Prompt, *, model: str = ""
     ) -> model_pb2.RenderPromptResponse:
         """Returns the prompt as the model would get it."""
-        request = model_pb2.RenderPromptRequest(model=model, prompt=_prompt(prompt))
+        request = model_pb2.RenderPromptRequest(model=model, prompt=prompt_of(prompt))
         return await self._connection.unary(self._tokenizer.RenderPrompt, request)
-
-
-def _prompt(prompt: Says | types_pb2.Prompt) -> types_pb2.Prompt:
-    return prompt if isinstance(prompt, types_pb2.Prompt) else conversation(prompt)
-
-
-def _request(
-    prompt: Says | types_pb2.Prompt,
-    config: types_pb2.GenerationConfig | None,
-    *,
-    model: str,
-    num_outputs: int | None,
-) -> inference_pb2.GenerateRequest:
-    return inference_pb2.GenerateRequest(
-        model=model, prompt=_prompt(prompt), config=config, num_outputs=num_outputs
-    )

@@ -1,9 +1,9 @@
-"""Short ways to write the contract's prompts, items and places in a history."""
+"""Short ways to write the contract's requests, prompts, items and places in a history."""
 
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from antiphon.v1 import session_pb2, types_pb2
+from antiphon.v1 import inference_pb2, session_pb2, types_pb2
 from google.protobuf import empty_pb2
 
 Says: TypeAlias = str | types_pb2.Item | Sequence[types_pb2.Item]
@@ -52,6 +52,24 @@ def beginning() -> session_pb2.HistoryPoint:
 def before(turn: session_pb2.Turn) -> session_pb2.HistoryPoint:
     """Returns the place in a history that `turn` came behind."""
     return after(turn.parent_turn) if turn.parent_turn else beginning()
+
+
+def prompt_of(prompt: Says | types_pb2.Prompt) -> types_pb2.Prompt:
+    """Returns the prompt; what is none stands for a conversation."""
+    return prompt if isinstance(prompt, types_pb2.Prompt) else conversation(prompt)
+
+
+def generate_request(
+    prompt: Says | types_pb2.Prompt,
+    config: types_pb2.GenerationConfig | None = None,
+    *,
+    model: str = "",
+    num_outputs: int | None = None,
+) -> inference_pb2.GenerateRequest:
+    """Returns a request to generate; a prompt that is no Prompt stands for a conversation."""
+    return inference_pb2.GenerateRequest(
+        model=model, prompt=prompt_of(prompt), config=config, num_outputs=num_outputs
+    )
 
 
 def raw_text(text: str, *, allow_special_tokens: bool = False) -> types_pb2.Prompt:

@@ -1,15 +1,10 @@
 """One streamed generation, read as events or as text."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Self
 
 from antiphon.v1 import inference_pb2, types_pb2
-from grpc import aio
-
-from antiphon_client.channel import told
-
-_Call = aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.StreamGenerateResponse]
 
 
 class GenerationStream:
@@ -21,12 +16,16 @@ class GenerationStream:
         completed: Token counts and times; None until the end.
     """
 
-    def __init__(self, call: _Call) -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[inference_pb2.StreamGenerateResponse],
+        cancel: Callable[[], None],
+    ) -> None:
         self.started: types_pb2.GenerationStarted | None = None
         self.finished: dict[int, inference_pb2.OutputFinished] = {}
         self.completed: inference_pb2.GenerationCompleted | None = None
-        self._call = call
-        self._events = told(call)
+        self._events = events
+        self._cancel = cancel
 
     async def __aenter__(self) -> Self:
         return self
@@ -71,4 +70,4 @@ class GenerationStream:
 
     def cancel(self) -> None:
         """Stops the generation; its memory on the server is freed at once. Idempotent."""
-        self._call.cancel()
+        self._cancel()

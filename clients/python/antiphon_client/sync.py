@@ -15,6 +15,7 @@ from antiphon_client.blocking import CallLoop, Each
 from antiphon_client.channel import ClientOptions
 from antiphon_client.client import Client
 from antiphon_client.link import Watcher
+from antiphon_client.multiplex import SharedCall
 from antiphon_client.prompts import Says
 from antiphon_client.session import Session
 from antiphon_client.streams import GenerationStream
@@ -53,6 +54,50 @@ class SyncGeneration:
     def cancel(self) -> None:
         """Stops the generation. Idempotent."""
         self._loop.call(self._stream.cancel)
+
+
+class SyncSharedCall:
+    """One call that carries many generations; see SharedCall. Use it as a context manager."""
+
+    def __init__(self, loop: CallLoop, shared: SharedCall) -> None:
+        self._loop = loop
+        self._shared = shared
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def go_away(self) -> types_pb2.GoAway | None:
+        """Set where the server is about to end the call: start what is new on another."""
+        return self._shared.go_away
+
+    def open(self) -> None:
+        """Begins the call."""
+        self._loop.run(self._shared.open())
+
+    def generate(
+        self,
+        request: inference_pb2.GenerateRequest,
+        *,
+        cache_scope: str = "",
+        timeout_s: float | None = None,
+    ) -> SyncGeneration:
+        """Starts a generation and returns its events."""
+        starting = self._shared.generate(request, cache_scope=cache_scope, timeout_s=timeout_s)
+        return SyncGeneration(self._loop, self._loop.run(starting))
+
+    def close(self) -> None:
+        """Ends the call and all that still run on it. Idempotent."""
+        self._loop.run(self._shared.close())
 
 
 class SyncClient:
@@ -122,6 +167,10 @@ class SyncClient:
             )
 
         return SyncGeneration(self._loop, self._loop.call(start))
+
+    def shared_call(self) -> SyncSharedCall:
+        """Returns a call that carries many generations; it begins when it is entered."""
+        return SyncSharedCall(self._loop, self._loop.call(self._client.shared_call))
 
     def new_session(
         self,
