@@ -3,12 +3,14 @@
 import asyncio
 from contextlib import asynccontextmanager
 
+import grpc
 import pytest
 from antiphon.v1 import session_pb2, types_pb2
+from google.rpc import error_details_pb2
 
 from antiphon_client import Client, ClientOptions
 from support.breaking_sessions import Break, BreakingSessions
-from support.scripted_services import serving
+from support.scripted_services import refuse, serving
 from support.scripted_sessions import Conversing, completed
 
 NUM_PIECES = 40
@@ -149,3 +151,26 @@ async def test_acknowledging_goes_on_behind_a_break(behind):
         await servicer.until(
             lambda: acks(servicer) and acks(servicer)[-1].sequence == NUM_PIECES + 3
         )
+
+
+class Impatient(BreakingSessions):
+    """Gives its first stream up once two events were not acknowledged."""
+
+    async def _break(self, stream, context):
+        info = error_details_pb2.ErrorInfo(reason="SLOW_CONSUMER")
+        await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "not read", info)
+
+
+async def test_a_stream_that_was_lost_for_slow_reading_is_opened_again_by_reading_on():
+    servicer = Impatient(numbered, [Break(behind=6)])
+    async with talking(servicer) as session:
+        turn = await session.send("count", turn_id="t")
+        async with asyncio.timeout(10):
+            while session.attached:  # noqa: ASYNC110 - has no event
+                await asyncio.sleep(0)
+        num_before = len(servicer.openings)
+        answer = await turn.answer()
+
+    assert num_before == 1, "nobody reads, so there is nothing to open another for"
+    assert answer == "".join(numbered("t", 1))
+    assert servicer.openings[1].resume[0].sequence == 5
