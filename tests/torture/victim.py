@@ -153,6 +153,12 @@ class Victim:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._front_end, signal.SIGTERM)
 
+    async def gone(self) -> None:
+        """Waits until the front end has ended."""
+        async with asyncio.timeout(UP_LIMIT_S):
+            while self._front_end in json.loads(await self._ask("children")):
+                await asyncio.sleep(0.01)
+
     async def close(self) -> None:
         """Ends all processes."""
         assert self._zygote.stdin is not None
