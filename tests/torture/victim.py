@@ -156,7 +156,7 @@ class Victim:
     async def gone(self) -> None:
         """Waits until the front end has ended."""
         async with asyncio.timeout(UP_LIMIT_S):
-            while self._front_end in json.loads(await self._ask("children")):
+            while self._front_end in json.loads(await self._ask("children")):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
     async def close(self) -> None:

@@ -8,7 +8,7 @@ from importlib import import_module, metadata
 from typing import Final, Protocol, cast
 
 from antiphon_cli.outcome import FAILED, INTERRUPTED, WRONG_USE, complain
-from antiphon_cli.standard_streams import let_go_of_broken, prepare
+from antiphon_cli.standard_streams import keep_grpc_quiet, let_go_of_broken, prepare
 
 COMMANDS: Final = {
     "serve": "run a server",
@@ -18,6 +18,9 @@ COMMANDS: Final = {
     "backup": "copy the session store, while its server runs",
     "token": "draw a token, and print the lines that let it in",
 }
+
+_SERVERS: Final = {"serve"}
+"""Commands whose log gRPC may write to."""
 
 _USAGE: Final = """\
 Antiphon serves large language models as a gRPC service with stateful sessions.
@@ -69,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, words: Sequence[str]) -> int:
+    if name not in _SERVERS:
+        keep_grpc_quiet()
     command = cast(Command, import_module(f"antiphon_cli.{name}"))
     parser = argparse.ArgumentParser(
         prog=f"antiphon {name}",

@@ -25,6 +25,11 @@ def prepare() -> None:
         sys.stdout.reconfigure(errors="replace")
 
 
+def keep_grpc_quiet() -> None:
+    """Keeps gRPC's own log off the terminal; it is read once, when gRPC is imported."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
 def let_go_of_broken() -> None:
     """Drops what can't be written any more: Python would complain of it at its exit."""
     for stream in (sys.stdout, sys.stderr):
