@@ -1,361 +1,391 @@
-"""A session beside a naive model of one: history, ids, states and events agree whatever happens."""
+"""Sessions beside a naive model: histories, ids, states and events agree whatever happens."""
 
-import asyncio
-import shutil
-import tempfile
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import replace
 
-from antiphon.v1.session_pb2 import HistoryPoint, ListTurnsRequest, Turn, TurnEvent
-from antiphon.v1.types_pb2 import Item
+import pytest
+from antiphon.v1.session_pb2 import (
+    HISTORY_POLICY_KEEP_TOKENS,
+    HISTORY_POLICY_RERENDER,
+    AppendItems,
+    HistoryPoint,
+    Session,
+    StartTurn,
+    Turn,
+    TurnEvent,
+    UpdateSessionRequest,
+)
+from antiphon.v1.types_pb2 import FINISH_REASON_CANCELLED
+from google.protobuf.field_mask_pb2 import FieldMask
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
-from antiphon_server.sessions.listing import list_turns
-from antiphon_server.sessions.turn_request import Frame, read_start_turn
+from antiphon_server.sessions.records import SessionKey
 from support.fake_engine import FACTS
-from support.fake_renderer import REFUSED, FakeRenderer
-from support.served_models import TextSide, load_text_side
-from support.session_bench import (
-    KEY,
-    BenchSpec,
-    SessionBench,
-    eventually,
-    session_bench,
-    start_turn,
-    text_of,
-)
+from support.fake_renderer import REFUSED
+from support.session_bench import KEY, start_turn, text_of
+from support.session_driver import SessionDriver
+from support.session_model import CONTINUABLE, ModelSession, ModelTurn
 from support.session_rows import user
-from support.tiny_tokenizers import save_byte_level_tokenizer
-
-T = TypeVar("T")
 
 MAX_TOKENS = 4
+MAX_SESSIONS = 3
 TEXTS = st.sampled_from(["a", "bc", "def", "ghij"])
-
-
-@lru_cache(maxsize=1)
-def text_side() -> TextSide:
-    with tempfile.TemporaryDirectory() as directory:
-        return load_text_side(save_byte_level_tokenizer(Path(directory) / "tokenizer"))
-
-
-@dataclass
-class ModelTurn:
-    turn_id: str
-    text: str
-    state: int
-    output_ids: list[int] | None = None
-    """None: an append, or not in the history."""
-    told_text: str = ""
-
-
-@dataclass
-class Model:
-    """What a session should be, worked out anew from its whole past each time."""
-
-    turns: list[ModelTurn] = field(default_factory=list)
-    instructions: str = ""
-    renderer: FakeRenderer = field(default_factory=FakeRenderer)
-
-    @property
-    def history(self) -> list[ModelTurn]:
-        return [turn for turn in self.turns if turn.state == Turn.STATE_COMPLETED]
-
-    @property
-    def pending(self) -> list[Item]:
-        items: list[Item] = []
-        for turn in self.history:
-            items = [*items, user(turn.text)] if turn.output_ids is None else []
-        return items
-
-    def prompt(self, text: str) -> list[int]:
-        """The prompt of the next turn."""
-        ids: list[int] = []
-        items: list[Item] = []
-        asked = ModelTurn("", text, Turn.STATE_RUNNING, output_ids=[])
-        for turn in [*self.history, asked]:
-            items += [user(turn.text)] if turn.text else []
-            if turn.output_ids is not None:
-                if ids:
-                    ids += self.renderer.render_continuation(items, kept_tail=ids).token_ids
-                else:
-                    ids += self.renderer.render_conversation(
-                        items, instructions=self.instructions
-                    ).token_ids
-                ids += turn.output_ids
-                items = []
-        return ids
 
 
 class SessionMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.runner = asyncio.Runner()
-        self.directory = Path(tempfile.mkdtemp())
-        self.spec = BenchSpec(text=text_side(), path=self.directory / "sessions.db")
-        self.model = Model()
+        self.driver = SessionDriver()
+        self.sessions: list[ModelSession] = []
         self.num_ids = 0
-        self.context = None
-        self.bench: SessionBench = self._open()
-
-    def _run(self, work: Awaitable[T]) -> T:
-        async def bounded() -> T:
-            async with asyncio.timeout(20):
-                return await work
-
-        return self.runner.run(bounded())
-
-    def _open(self) -> SessionBench:
-        self.context = session_bench(self.spec)
-        return self._run(self.context.__aenter__())
-
-    def _close(self) -> None:
-        assert self.context is not None
-        self._run(self.context.__aexit__(None, None, None))
 
     def teardown(self) -> None:
-        self._close()
-        self.runner.close()
-        shutil.rmtree(self.directory)
+        self.driver.close()
 
     def _new_id(self) -> str:
         self.num_ids += 1
         return f"t{self.num_ids}"
 
-    def _expected_failure(self, prompt: list[int]) -> str | None:
-        answered = any(turn.output_ids is not None for turn in self.model.history)
-        if answered and len(prompt) >= FACTS.context_tokens:
+    def _draw_session(self, data: st.DataObject) -> ModelSession:
+        return data.draw(st.sampled_from(self.sessions))
+
+    def _draw_place(self, data: st.DataObject, session: ModelSession) -> str:
+        return data.draw(st.sampled_from(["", *(turn.turn_id for turn in session.history)]))
+
+    @initialize(
+        instructions=st.sampled_from(["", "be"]),
+        policy=st.sampled_from([HISTORY_POLICY_KEEP_TOKENS, HISTORY_POLICY_RERENDER]),
+    )
+    def create(self, instructions: str, policy: int) -> None:
+        self.sessions.append(ModelSession(KEY, policy, instructions))
+        create = self.driver.bench.create(instructions=instructions, history_policy=policy)
+        self.driver.run(create)
+
+    # What a session does by itself.
+
+    @rule(text=TEXTS, data=st.data())
+    def append(self, text: str, data: st.DataObject) -> None:
+        session, turn_id = self._draw_session(data), self._new_id()
+        request = AppendItems(turn_id=turn_id, items=[user(text)])
+
+        told = self.driver.append(session.key, request)
+        assert [event.WhichOneof("event") for event in told] == ["accepted", "completed"]
+        done = ModelTurn(turn_id=turn_id, request=request, state=Turn.STATE_COMPLETED)
+        session.turns.append(done)
+
+    @rule(text=TEXTS, data=st.data())
+    def generate(self, text: str, data: st.DataObject) -> None:
+        self._generate(self._draw_session(data), start_turn(text, max_tokens=MAX_TOKENS))
+
+    @precondition(lambda self: any(session.has_pending for session in self.sessions))
+    @rule()
+    def answer_what_was_appended(self) -> None:
+        session = next(session for session in self.sessions if session.has_pending)
+        self._generate(session, start_turn("", max_tokens=MAX_TOKENS))
+
+    @rule(text=TEXTS, data=st.data())
+    def answer_from_before(self, text: str, data: st.DataObject) -> None:
+        session = self._draw_session(data)
+        place = self._draw_place(data, session)
+        start = start_turn(text, max_tokens=MAX_TOKENS, rewind_to=point(session, place))
+        self._generate(session, start, rewound_to=place)
+
+    @rule(data=st.data())
+    def go_on_with_an_answer(self, data: st.DataObject) -> None:
+        session = self._draw_session(data)
+        start = start_turn("", max_tokens=MAX_TOKENS, continue_answer=True)
+        self._generate(session, start)
+
+    def _generate(
+        self, session: ModelSession, start: StartTurn, *, rewound_to: str | None = None
+    ) -> None:
+        start.turn_id = self._new_id()
+        history = session.history if rewound_to is None else session.up_to(rewound_to)
+        expected = self._expected_failure(session, history, start)
+        (events,) = self.driver.follow(session.key, start)
+        if expected is not None:
+            assert events[-1].failed.reason == expected
+        else:
+            assert events[-1].HasField("completed")
+            assert self.driver.requests[-1].prompt == session.prompt(history, start)
+        self._note(session, start, events, rewound_to=rewound_to)
+
+    def _expected_failure(
+        self, session: ModelSession, history: Sequence[ModelTurn], start: StartTurn
+    ) -> str | None:
+        if start.continue_answer and not (history and history[-1].finish in CONTINUABLE):
+            return "INVALID_FIELD"
+        num_tokens = len(session.prompt(history, start))
+        if any(turn.generates for turn in history) and num_tokens >= FACTS.context_tokens:
             return "SESSION_FULL"
-        if len(prompt) + MAX_TOKENS > FACTS.context_tokens:
+        if num_tokens + MAX_TOKENS > FACTS.context_tokens:
             return "CONTEXT_LENGTH_EXCEEDED"
         return None
 
-    def _note(self, turn_id: str, text: str, events: list[TurnEvent]) -> None:
+    def _note(
+        self,
+        session: ModelSession,
+        start: StartTurn,
+        events: list[TurnEvent],
+        *,
+        rewound_to: str | None = None,
+    ) -> None:
         """Takes what was told of a generated turn into the model."""
+        turn = ModelTurn(turn_id=start.turn_id, request=start, state=Turn.STATE_FAILED)
         if events[-1].HasField("completed"):
-            ids = list(self.bench.engine.requests[-1].outputs[0].token_ids)
-            turn = ModelTurn(turn_id, text, Turn.STATE_COMPLETED, ids, text_of(events))
-            assert events[-1].completed.usage.output_tokens == len(ids)
-        else:
-            turn = ModelTurn(turn_id, text, Turn.STATE_FAILED)
-        self.model.turns.append(turn)
+            if rewound_to is not None:
+                session.rewind(rewound_to)
+            completed = events[-1].completed
+            ids = tuple(self.driver.requests[-1].outputs[0].token_ids)
+            assert completed.usage.output_tokens == len(ids)
+            assert completed.kept_sequence == events[-1].sequence
+            assert completed.etag == self._told(session).etag
+            turn = replace(
+                turn,
+                state=Turn.STATE_COMPLETED,
+                output_ids=ids,
+                text=text_of(events),
+                finish=completed.finish_reason,
+            )
+        session.turns.append(turn)
 
-    @initialize(instructions=st.sampled_from(["", "be"]))
-    def create(self, instructions: str) -> None:
-        self.model.instructions = instructions
-        self._run(self.bench.create(instructions=instructions))
+    @rule(texts=st.lists(TEXTS, min_size=2, max_size=3), data=st.data())
+    def generate_several_at_once(self, texts: list[str], data: st.DataObject) -> None:
+        session = self._draw_session(data)
+        starts = [start_turn(text, self._new_id(), max_tokens=MAX_TOKENS) for text in texts]
+        num_before = len(self.driver.requests)
 
-    @rule(text=TEXTS)
-    def append(self, text: str) -> None:
-        turn_id = self._new_id()
-        events = self._run(self.bench.append(text, turn_id))
-        assert [event.WhichOneof("event") for event in events] == ["accepted", "completed"]
-        self.model.turns.append(ModelTurn(turn_id, text, Turn.STATE_COMPLETED))
-
-    @rule(text=TEXTS)
-    def generate(self, text: str) -> None:
-        self._generate(text)
-
-    @precondition(lambda self: self.model.pending)
-    @rule()
-    def answer_what_was_appended(self) -> None:
-        self._generate("")
-
-    def _generate(self, text: str) -> None:
-        prompt, turn_id = self.model.prompt(text), self._new_id()
-        expected = self._expected_failure(prompt)
-        events = self._run(self.bench.run(text, turn_id, max_tokens=MAX_TOKENS))
-        if expected:
-            assert events[-1].failed.reason == expected
-        else:
-            assert self.bench.prompts[-1] == prompt
-            assert events[-1].HasField("completed")
-        self._note(turn_id, text, events)
-
-    @rule(texts=st.lists(TEXTS, min_size=2, max_size=3))
-    def generate_several_at_once(self, texts: list[str]) -> None:
-        turn_ids = [self._new_id() for _ in texts]
-        num_before = len(self.bench.engine.requests)
-
-        async def run_all() -> list[list[TurnEvent]]:
-            runs = [
-                self.bench.run(text, turn_id, max_tokens=MAX_TOKENS)
-                for text, turn_id in zip(texts, turn_ids, strict=True)
-            ]
-            return await asyncio.gather(*runs)
-
-        told = self._run(run_all())
-        requests = iter(self.bench.engine.requests[num_before:])
-        for turn_id, text, events in zip(turn_ids, texts, told, strict=True):
-            turn = ModelTurn(turn_id, text, Turn.STATE_FAILED)
+        told = self.driver.follow(session.key, *starts)
+        requests = iter(self.driver.requests[num_before:])
+        for start, events in zip(starts, told, strict=True):
+            turn = ModelTurn(turn_id=start.turn_id, request=start, state=Turn.STATE_FAILED)
             if events[-1].HasField("completed"):
                 request = next(requests)
-                assert request.prompt == self.model.prompt(text)
-                ids = list(request.outputs[0].token_ids)
-                turn = ModelTurn(turn_id, text, Turn.STATE_COMPLETED, ids, text_of(events))
-            self.model.turns.append(turn)
+                assert request.prompt == session.prompt(session.history, start)
+                turn = replace(
+                    turn,
+                    state=Turn.STATE_COMPLETED,
+                    output_ids=tuple(request.outputs[0].token_ids),
+                    text=text_of(events),
+                    finish=events[-1].completed.finish_reason,
+                )
+            session.turns.append(turn)
 
-    @rule(text=TEXTS, num_steps=st.integers(0, 3), how=st.sampled_from(["keep", "drop", "fail"]))
-    def stop_in_the_middle(self, text: str, num_steps: int, how: str) -> None:
-        if self._expected_failure(self.model.prompt(text)):
+    # What stops turns.
+
+    @rule(
+        text=TEXTS,
+        num_steps=st.integers(0, 3),
+        how=st.sampled_from(["keep", "drop", "fail"]),
+        rewinds=st.booleans(),
+        data=st.data(),
+    )
+    def stop_in_the_middle(
+        self, text: str, num_steps: int, how: str, rewinds: bool, data: st.DataObject
+    ) -> None:
+        session = self._draw_session(data)
+        place = self._draw_place(data, session) if rewinds else None
+        start = start_turn(text, self._new_id(), max_tokens=MAX_TOKENS)
+        if place is not None:
+            start.rewind_to.CopyFrom(point(session, place))
+        history = session.history if place is None else session.up_to(place)
+        if self._expected_failure(session, history, start):
             return
-        turn_id = self._new_id()
-        events = self._run(self._stopped(text, turn_id, num_steps, how))
+        events = self.driver.stop(session.key, start, num_steps=num_steps, how=how)
         kept = how == "keep" and num_steps > 0
         assert events[-1].HasField("completed" if kept else "failed")
-        self._note(turn_id, text, events)
+        self._note(session, start, events, rewound_to=place)
 
-    async def _stopped(self, text: str, turn_id: str, num_steps: int, how: str) -> list[TurnEvent]:
-        engine = self.bench.engine
-        engine.hold()
-        num_before = len(engine.requests)
-        run = asyncio.create_task(self.bench.run(text, turn_id, max_tokens=MAX_TOKENS))
-        await eventually(lambda: len(engine.requests) > num_before)
-        engine.step(num_steps)
-        if how == "fail":
-            engine.fail_all(AntiphonError(ErrorReason.ENGINE_DOWN, "it died"))
+    @rule(text=TEXTS, num_steps=st.integers(0, 3), num_reads=st.integers(0, 5), data=st.data())
+    def interrupt(self, text: str, num_steps: int, num_reads: int, data: st.DataObject) -> None:
+        session = self._draw_session(data)
+        start = start_turn(text, self._new_id(), max_tokens=MAX_TOKENS)
+        if self._expected_failure(session, session.history, start):
+            return
+        after = start_turn("a", self._new_id(), max_tokens=MAX_TOKENS)
+        after.if_busy = StartTurn.IF_BUSY_INTERRUPT
+        num_before = len(self.driver.requests)
+        first, second, delivered = self.driver.interrupt(
+            session.key, start, after, steps=num_steps, reads=num_reads
+        )
+        ids = self.driver.requests[num_before].outputs[0].token_ids
+        self._note_interrupted(session, start, first, ids, delivered=delivered)
+        if self._expected_failure(session, session.history, after) is None:
+            assert self.driver.requests[-1].prompt == session.prompt(session.history, after)
+            assert second[-1].HasField("completed")
+        self._note(session, after, second)
+
+    def _note_interrupted(
+        self,
+        session: ModelSession,
+        start: StartTurn,
+        events: list[TurnEvent],
+        ids: list[int],
+        *,
+        delivered: int,
+    ) -> None:
+        """Works out from single events and whole decodes what stays, and takes it in."""
+        row = self.driver.run(self.driver.bench.store.read_turn(session.key, start.turn_id))
+        assert row is not None
+        kept, text = tuple(row.tokens.output_ids), text_of(events)
+        turn = ModelTurn(turn_id=start.turn_id, request=start, state=Turn.STATE_FAILED)
+        completed = events[-1].completed
+        if events[-1].HasField("completed") and completed.finish_reason != FINISH_REASON_CANCELLED:
+            assert kept == tuple(ids)
         else:
-            async with self.bench.registry.use(KEY) as session:
-                await session.cancel_turn(turn_id, discards=how == "drop")
-        events = await run
-        engine.release()
-        return events
+            said = [self.driver.decode(ids[:num]) for num in range(len(ids) + 1)]
+            texts = [text_of(e for e in events if e.sequence <= n) for n in range(delivered + 1)]
+            could_keep = [text for text in texts if text and text in said]
+            text = could_keep[-1] if could_keep else ""
+            assert events[-1].HasField("completed") == bool(could_keep)
+            assert kept == tuple(ids[: len(kept)])
+            assert said[len(kept)] == text
+            assert not could_keep or texts[completed.kept_sequence] == text
+        if events[-1].HasField("completed"):
+            turn = replace(
+                turn,
+                state=Turn.STATE_COMPLETED,
+                output_ids=kept,
+                text=text,
+                finish=completed.finish_reason,
+            )
+        session.turns.append(turn)
 
-    @rule()
-    def be_refused_by_the_template(self) -> None:
-        turn_id = self._new_id()
-        events = self._run(self.bench.run(REFUSED, turn_id))
+    @rule(data=st.data())
+    def be_refused_by_the_template(self, data: st.DataObject) -> None:
+        session = self._draw_session(data)
+        start = start_turn(REFUSED, self._new_id())
+        (events,) = self.driver.follow(session.key, start)
         assert events[-1].failed.reason == "TEMPLATE_ERROR"
-        self.model.turns.append(ModelTurn(turn_id, REFUSED, Turn.STATE_FAILED))
+        self._note(session, start, events)
 
-    @rule(instructions=st.sampled_from(["", "be", "behave"]))
-    def change_instructions(self, instructions: str) -> None:
-        async def change() -> None:
-            async with self.bench.registry.use(KEY) as session:
-                await session.update(
-                    lambda values: setattr(values, "instructions", instructions),
-                    etag="",
-                    receipt=None,
-                )
-
-        self._run(change())
-        self.model.instructions = instructions
-
-    @precondition(lambda self: any(turn.output_ids for turn in self.model.history))
-    @rule(data=st.data())
-    def retry(self, data: st.DataObject) -> None:
-        answered = [turn for turn in self.model.history if turn.output_ids]
-        turn = data.draw(st.sampled_from(answered))
-        num_before = len(self.bench.engine.requests)
-
-        events = self._run(self.bench.run(turn.text, turn.turn_id, max_tokens=MAX_TOKENS))
-
-        assert text_of(events) == turn.told_text
-        assert len(self.bench.engine.requests) == num_before
-
-    @precondition(lambda self: self.model.turns)
-    @rule(data=st.data())
-    def take_an_id_twice(self, data: st.DataObject) -> None:
-        turn = data.draw(st.sampled_from(self.model.turns))
-        reason = self._refusal(lambda: self.bench.run("other content", turn.turn_id))
-        assert reason is ErrorReason.ID_TAKEN
-
-    @precondition(lambda self: self.model.history)
+    @precondition(lambda self: any(session.history for session in self.sessions))
     @rule()
     def expect_a_head_that_has_moved(self) -> None:
-        turn_id = self._new_id()
-        start = start_turn("a", turn_id, expected_head=HistoryPoint(start={}))
-        events = self._run(self.bench.follow(start))
+        session = next(session for session in self.sessions if session.history)
+        start = start_turn("a", self._new_id(), expected_head=HistoryPoint(start={}))
+        (events,) = self.driver.follow(session.key, start)
         assert events[-1].failed.reason == "STALE_HEAD"
-        self.model.turns.append(ModelTurn(turn_id, "a", Turn.STATE_FAILED))
+        self._note(session, start, events)
+
+    # What changes sessions as wholes.
+
+    @rule(instructions=st.sampled_from(["", "be", "behave"]), data=st.data())
+    def change_instructions(self, instructions: str, data: st.DataObject) -> None:
+        session = self._draw_session(data)
+
+        request = UpdateSessionRequest(
+            session=Session(name=session.key.name, instructions=instructions),
+            update_mask=FieldMask(paths=["instructions"]),
+        )
+        self.driver.run(self.driver.bench.registry.update("", request))
+        session.instructions = instructions
+
+    @precondition(lambda self: len(self.sessions) < MAX_SESSIONS)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        session = self._draw_session(data)
+        place = self._draw_place(data, session)
+        name = session.key.turn_name(place) if place else ""
+        place = place or (session.head.turn_id if session.head else "")
+        key = SessionKey("", f"fork{len(self.sessions)}")
+        values = {"name": session.key.name, "session_id": key.session_id, "turn": name}
+        self.driver.run(self.driver.bench.fork(**values))
+        self.sessions.append(session.fork(key, place))
+
+    @rule(data=st.data())
+    def rewind(self, data: st.DataObject) -> None:
+        session = self._draw_session(data)
+        place = self._draw_place(data, session)
+        values = {"name": session.key.name, "to": point(session, place)}
+        self.driver.run(self.driver.bench.rewind(**values))
+        session.rewind(place)
 
     @rule()
     def restart(self) -> None:
-        self._close()
-        self.bench = self._open()
+        self.driver.restart()
 
-    @rule(text=TEXTS, num_steps=st.integers(0, 2))
-    def restart_in_the_middle(self, text: str, num_steps: int) -> None:
-        if self._expected_failure(self.model.prompt(text)):
+    @rule(text=TEXTS, num_steps=st.integers(0, 2), data=st.data())
+    def restart_in_the_middle(self, text: str, num_steps: int, data: st.DataObject) -> None:
+        session = self._draw_session(data)
+        start = start_turn(text, self._new_id(), max_tokens=MAX_TOKENS)
+        if self._expected_failure(session, session.history, start):
             return
-        turn_id = self._new_id()
 
-        async def begin() -> None:
-            engine = self.bench.engine
-            engine.hold()
-            num_before = len(engine.requests)
-            async with self.bench.registry.use(KEY) as session:
-                start = start_turn(text, turn_id, max_tokens=MAX_TOKENS)
-                await session.start_turn(read_start_turn(start, Frame(path="turn")))
-            await eventually(lambda: len(engine.requests) > num_before)
-            engine.step(num_steps)
+        self.driver.leave(session.key, start, num_steps=num_steps)
+        (events,) = self.driver.follow(session.key, start)
+        assert events[-1].HasField("completed")
+        self._note(session, start, events)
 
-        self._run(begin())
-        self.restart()
-        self.model.turns.append(ModelTurn(turn_id, text, Turn.STATE_FAILED))
+    # What must not change anything.
 
-    def _refusal(self, attempt: Callable[[], Awaitable[object]]) -> ErrorReason | None:
-        try:
-            self._run(attempt())
-        except AntiphonError as error:
-            return error.reason
-        return None
+    @precondition(lambda self: any(session.turns for session in self.sessions))
+    @rule(data=st.data())
+    def retry(self, data: st.DataObject) -> None:
+        session = data.draw(st.sampled_from([each for each in self.sessions if each.turns]))
+        turn = data.draw(st.sampled_from(session.turns))
+        if not isinstance(turn.request, StartTurn):
+            return
+        num_before = len(self.driver.requests)
+
+        (events,) = self.driver.follow(session.key, turn.request)
+
+        assert events[-1].HasField("failed") == (turn.state == Turn.STATE_FAILED)
+        assert turn.state == Turn.STATE_FAILED or text_of(events) == turn.text
+        assert len(self.driver.requests) == num_before
+
+    @precondition(lambda self: any(session.turns for session in self.sessions))
+    @rule(data=st.data())
+    def take_an_id_twice(self, data: st.DataObject) -> None:
+        session = data.draw(st.sampled_from([each for each in self.sessions if each.turns]))
+        turn = data.draw(st.sampled_from(session.turns))
+        other = start_turn("other content", turn.turn_id)
+        with pytest.raises(AntiphonError) as taken:
+            self.driver.follow(session.key, other)
+        assert taken.value.reason is ErrorReason.ID_TAKEN
+
+    # What always holds.
 
     @invariant()
-    def the_session_is_as_the_model_says(self) -> None:
-        session = self._run(self.bench.session())
-        history = self.model.history
-        assert session.num_turns == len(history)
-        assert session.head_turn == (KEY.turn_name(history[-1].turn_id) if history else "")
-        listed = self._run(self._list_all())
+    def the_sessions_are_as_the_model_says(self) -> None:
+        for session in self.sessions:
+            self._check_session(session)
+
+    def _check_session(self, session: ModelSession) -> None:
+        told = self._told(session)
+        history = session.history
+        assert told.num_turns == len(history)
+        assert told.head_turn == (session.key.turn_name(session.head.turn_id) if history else "")
+        if not any(turn.generates for turn in history):
+            assert told.residency.context_tokens == 0
+        listed = self.driver.turns(session.key)
         assert [turn.name for turn in listed] == [
-            KEY.turn_name(turn.turn_id) for turn in self.model.turns
+            session.key.turn_name(turn.turn_id) for turn in session.turns
         ]
         parent = ""
-        for turn, expected in zip(listed, self.model.turns, strict=True):
+        for turn, expected in zip(listed, session.turns, strict=True):
             assert turn.state == expected.state
-            told = [item.message.text for item in turn.input]
-            assert told == ([expected.text] if expected.text else [])
+            assert list(turn.input) == list(expected.request.items)
+            if expected.state != Turn.STATE_FAILED:
+                assert turn.output.text == expected.text
             if expected.state == Turn.STATE_COMPLETED:
-                assert turn.output.text == expected.told_text
                 assert turn.parent_turn == parent
                 parent = turn.name
 
     @invariant()
-    def the_context_is_what_was_fed_and_generated(self) -> None:
-        answered = [turn for turn in self.model.history if turn.output_ids is not None]
-        residency = self._run(self.bench.session()).residency
-        if not answered:
-            assert residency.context_tokens == 0
-
-    @invariant()
     def nothing_is_left_in_the_engine(self) -> None:
-        assert self.bench.engine.num_running == self.bench.engine.num_waiting == 0
+        engine = self.driver.bench.engine
+        assert engine.num_running == engine.num_waiting == 0
 
-    async def _list_all(self) -> list[Turn]:
-        turns: list[Turn] = []
-        token = ""
-        while True:
-            request = ListTurnsRequest(
-                session=KEY.name, page_size=5, page_token=token, show_all=True
-            )
-            page = await list_turns(self.bench.registry, "", request)
-            turns += page.turns
-            token = page.next_page_token
-            if not token:
-                return turns
+    def _told(self, session: ModelSession) -> Session:
+        return self.driver.run(self.driver.bench.session(session.key))
+
+
+def point(session: ModelSession, turn_id: str) -> HistoryPoint:
+    return HistoryPoint(turn=session.key.turn_name(turn_id)) if turn_id else HistoryPoint(start={})
 
 
 SessionMachine.TestCase.settings = settings(
