@@ -18,12 +18,11 @@ from antiphon_server.access.quotas import Place
 from antiphon_server.access.tenancy import Tenancy, unlimited_tenancy
 from antiphon_server.admission import Admission, Ticket
 from antiphon_server.endurance import EnduringStream, EngineReadiness
-from antiphon_server.generation_output import NewTokens, OutputProgress, OutputRecord
-from antiphon_server.generation_spec import GenerationSpec, to_request
+from antiphon_server.generation_output import NewTokens, OutputRecord
+from antiphon_server.generation_spec import GenerationSpec, new_progress, to_request
 from antiphon_server.offload import Offload
 from antiphon_server.request_facts import RequestFacts
 from antiphon_server.served_model import ServedModel
-from antiphon_server.text.output_text import OutputText
 
 Event = GenerationStarted | Delta | OutputFinished | GenerationCompleted
 
@@ -31,8 +30,6 @@ _END_GRACE_S: Final = 1.0
 """How long the engine may take to confirm an end before that is told without it."""
 _BURST_ENTRIES: Final = 512
 """Tokens and their log-probabilities, beyond which work on them leaves the event loop."""
-PROMPT_TAIL_TOKENS: Final = 64
-"""As much of the prompt as can decide how the output's first characters decode."""
 _NANOS: Final = 1_000_000_000
 
 
@@ -131,7 +128,7 @@ class Generation:
         self.outputs: Final = [OutputRecord(index=index) for index in range(spec.num_outputs)]
         self._spec = spec
         self._run = run
-        self._progress = [_new_progress(record, spec, model) for record in self.outputs]
+        self._progress = [new_progress(record, spec, model) for record in self.outputs]
         self._unconfirmed = set(range(spec.num_outputs))  # The engine has not told their end.
         self._facts = RequestFacts()
         self._early_reason: FinishReason.ValueType | None = None
@@ -389,15 +386,3 @@ def _leave(spec: GenerationSpec, place: Place, used_tokens: int) -> None:
     place.settle(used_tokens)
     if spec.place is None:
         place.release()
-
-
-def _new_progress(record: OutputRecord, spec: GenerationSpec, model: ServedModel) -> OutputProgress:
-    config = spec.config
-    text = OutputText(
-        model.tokenizer,
-        prompt_tail=spec.prompt_ids[-PROMPT_TAIL_TOKENS:],
-        stop_strings=config.stop_strings,
-        include_stop_string=config.include_stop_string,
-        show_special_tokens=config.show_special_tokens,
-    )
-    return OutputProgress(record, text=text, tokenizer=model.tokenizer, config=config)

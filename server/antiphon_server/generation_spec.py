@@ -1,16 +1,22 @@
-"""What a generation is asked for, and how the engine is told."""
+"""What a generation is asked for, how the engine is told, and what reads its answer."""
 
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from antiphon_engine.api import messages
 from antiphon_server.access.quotas import Place
 from antiphon_server.convert import pack_token_ids
 from antiphon_server.endurance import Endurance
-from antiphon_server.generation_output import NewTokens
+from antiphon_server.generation_output import NewTokens, OutputProgress, OutputRecord
 from antiphon_server.retention import RetentionHint
+from antiphon_server.served_model import ServedModel
+from antiphon_server.text.output_text import OutputText
 from antiphon_server.validation import ResolvedConfig
+
+PROMPT_TAIL_TOKENS: Final = 64
+"""As much of the prompt as can decide how the output's first characters decode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,3 +61,16 @@ def to_request(spec: GenerationSpec, scope: messages.Scope) -> messages.Generati
         retention_us=spec.retention.duration_us,
     )
     return request.resumed_behind(array("i", spec.resumed.token_ids))
+
+
+def new_progress(record: OutputRecord, spec: GenerationSpec, model: ServedModel) -> OutputProgress:
+    """Returns what turns an output's tokens into text."""
+    config = spec.config
+    text = OutputText(
+        model.tokenizer,
+        prompt_tail=spec.prompt_ids[-PROMPT_TAIL_TOKENS:],
+        stop_strings=config.stop_strings,
+        include_stop_string=config.include_stop_string,
+        show_special_tokens=config.show_special_tokens,
+    )
+    return OutputProgress(record, text=text, tokenizer=model.tokenizer, config=config)

@@ -17,9 +17,9 @@ from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.messages import Scope
 from antiphon_server.convert import to_prompt_parts
 from antiphon_server.endurance import Attempts, Endurance
-from antiphon_server.generation import PROMPT_TAIL_TOKENS, Event, Generation
+from antiphon_server.generation import Event, Generation
 from antiphon_server.generation_output import NewTokens
-from antiphon_server.generation_spec import GenerationSpec
+from antiphon_server.generation_spec import PROMPT_TAIL_TOKENS, GenerationSpec
 from antiphon_server.retention import RetentionHint
 from antiphon_server.served_models import find_model
 from antiphon_server.sessions.checkpoints import CheckpointPlace, Checkpoints, resumable_output
