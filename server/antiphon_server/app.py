@@ -48,6 +48,7 @@ from antiphon_server.sessions.limits import Clock, SessionLimits
 from antiphon_server.sessions.registry import SessionRegistry
 from antiphon_server.sessions.sqlite_store import SqliteStore
 from antiphon_server.settings import describe
+from antiphon_server.stream_ages import StreamAges
 from antiphon_server.supervision import Supervision
 from antiphon_server.transport import Guard, take_ports
 
@@ -94,7 +95,11 @@ class Server:
             # Those who run the server look into it while it drains, too.
             admin=self._guard(contextlib.nullcontext, needs_admin=True),
         )
-        self._long_calls = LongCalls()
+        ages = StreamAges(
+            max_age_s=config.server.max_connection_age_s,
+            grace_s=config.server.max_connection_age_grace_s,
+        )
+        self._long_calls = LongCalls(ages)
         self.draining: Final = Draining(self.supervision, self._long_calls)
         self._store: SqliteStore | None = None
         self._registry: SessionRegistry | None = None

@@ -57,6 +57,10 @@ class ServerConfig:
     """How long a ping may stay unanswered before the connection counts as dead."""
     min_ping_interval_s: float = 10.0
     """How often clients may ping, also without calls."""
+    max_connection_age_s: float = 0.0
+    """From this age on a connection takes no new calls, and its streams are sent away; 0: never."""
+    max_connection_age_grace_s: float = 30.0
+    """How long a stream that was sent away for its age may stay before it is cut off."""
     drain_limit_s: float = 30.0
     """How long the server may take to stop; turns that run are cut, and kept, in time for that."""
 

@@ -2,27 +2,19 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Protocol
 
 from antiphon.v1.types_pb2 import GoAway
 
 from antiphon_engine.api.errors import AntiphonError
-
-
-class LongCall(Protocol):
-    """A call that lasts as long as what runs in it. Neither method waits; both are idempotent."""
-
-    def send_away(self, go_away: GoAway, end: AntiphonError) -> None:
-        """Takes nothing new, and ends with `end` once nothing runs; tells the caller so first."""
-
-    def cut_off(self, end: AntiphonError) -> None:
-        """Ends with `end`, and what runs in it fails with that."""
+from antiphon_server.stream_ages import LongCall, StreamAges
 
 
 class LongCalls:
     """Those that are open now. Used on one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, ages: StreamAges | None = None) -> None:
+        """Sets how old streams may grow; None: as old as they like."""
+        self._ages = ages or StreamAges()
         self._calls: set[LongCall] = set()
         self._cut: AntiphonError | None = None
 
@@ -36,6 +28,12 @@ class LongCalls:
             yield
         finally:
             self._calls.discard(call)
+
+    @contextlib.contextmanager
+    def hold_stream(self, stream: LongCall) -> Iterator[None]:
+        """The same for a stream, which is sent away when it grows too old."""
+        with self.hold(stream), self._ages.watch(stream):
+            yield
 
     def send_away(self, go_away: GoAway, end: AntiphonError) -> None:
         """Sends all away."""

@@ -39,6 +39,8 @@ RULES: Final[Mapping[str, Range | Choice]] = {
     "server.keepalive_interval_s": Range(1, 86400),
     "server.keepalive_timeout_s": _DELAY,
     "server.min_ping_interval_s": _DELAY,
+    "server.max_connection_age_s": Range(0, 30 * 86400.0),
+    "server.max_connection_age_grace_s": _DELAY,
     "server.drain_limit_s": Range(0, 86400),
     "store.synchronous": Choice(("full", "normal")),
     "store.max_bytes": _BYTES,

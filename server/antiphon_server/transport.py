@@ -1,7 +1,8 @@
 """The gRPC servers of the two ports: their transport options and their addresses."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import grpc
 
@@ -9,6 +10,9 @@ from antiphon_engine.api.errors import StartupError
 from antiphon_server.answer_size import MAX_ANSWER_BYTES
 from antiphon_server.config import ServerConfig
 from antiphon_server.listen import Address, Binding, bind, is_local, parse_address, parse_mode
+
+_AGE_MARGIN_S: Final = 5.0
+_MAX_INT32: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,7 @@ def check_addresses(config: ServerConfig) -> Mapping[str, Address]:
 def transport_options(config: ServerConfig) -> list[tuple[str, int]]:
     """Returns the gRPC options of a port."""
     keepalive_interval_ms = round(config.keepalive_interval_s * 1000)
+    keepalive_timeout_ms = round(config.keepalive_timeout_s * 1000)
     min_ping_interval_ms = round(config.min_ping_interval_s * 1000)
     return [
         ("grpc.so_reuseport", 0),
@@ -77,12 +82,30 @@ def transport_options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.max_concurrent_streams", config.max_streams),
         ("grpc.max_allowed_incoming_connections", config.max_connections),
         ("grpc.keepalive_time_ms", keepalive_interval_ms),
-        ("grpc.keepalive_timeout_ms", round(config.keepalive_timeout_s * 1000)),
+        ("grpc.keepalive_timeout_ms", keepalive_timeout_ms),
+        # A ping of the transport's own that is under way stands in for one of these; left alone it
+        # would be waited for a minute.
+        ("grpc.http2.ping_timeout_ms", keepalive_timeout_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", min_ping_interval_ms),
         ("grpc.http2.min_ping_interval_without_data_ms", min_ping_interval_ms),
+        *_age_options(config),
     ]
+
+
+def _age_options(config: ServerConfig) -> Iterator[tuple[str, int]]:
+    """Yields what makes clients open a new connection for further calls.
+
+    The transport cuts off what is left, and varies the age by a tenth. A stream is told in band at
+    its own age, and may have begun just before the connection took no more; so the transport waits
+    until that must have been, and the grace behind it.
+    """
+    age_s, grace_s = config.max_connection_age_s, config.max_connection_age_grace_s
+    if age_s:
+        yield "grpc.max_connection_age_ms", min(round(age_s * 1000), _MAX_INT32)
+        last_s = 1.2 * age_s + grace_s + _AGE_MARGIN_S
+        yield "grpc.max_connection_age_grace_ms", min(round(last_s * 1000), _MAX_INT32)
 
 
 def _checked_address(text: str, key: str, config: ServerConfig) -> Address:

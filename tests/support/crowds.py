@@ -7,7 +7,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import grpc
-from antiphon.v1.inference_pb2 import GenerateRequest
+from antiphon.v1.inference_pb2 import (
+    CancelGeneration,
+    GenerateRequest,
+    MultiplexGenerateRequest,
+)
 from antiphon.v1.session_pb2 import (
     CancelRequest,
     CancelTurnRequest,
@@ -41,6 +45,7 @@ FINISH_SHARE = 0.1
 ENDLESS_TOKENS = 4000
 """The budget of every request: far more than anyone waits for."""
 _TURN_ID = "t"
+_TAG = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +86,7 @@ class Crowd:
 
     async def send(self, num_requests: int) -> None:
         """Sends so many requests and returns when all of them have ended for their callers."""
-        ways = (self._ask, self._stream, self._run_turn, self._talk)
+        ways = (self._ask, self._stream, self._share, self._run_turn, self._talk)
         places = asyncio.Semaphore(self.num_at_once)
 
         async def live(way: Callable[[Life], Awaitable[str]], life: Life) -> None:
@@ -144,6 +149,26 @@ class Crowd:
                 call.cancel()
         if life.phase == "never":
             assert (num_tokens, last) == (len(self.text) * life.num_outputs, "completed")
+        return (await call.code()).name
+
+    async def _share(self, life: Life) -> str:
+        """Sends a request over a stream for many; stops it by its tag, or breaks the stream."""
+        call = self.server.inference.MultiplexGenerate(timeout=LIMIT_S)
+        await call.write(MultiplexGenerateRequest(tag=_TAG, generate=self._request(life)))
+        await _give_up_early(call, life)
+        num_tokens, last, has_asked = 0, "", False
+        while last != "completed" and (frame := await _read(call)) is not None:
+            for event in frame.events:
+                last = event.generation.WhichOneof("event")
+                num_tokens += len(event.generation.delta.token_ids)
+            if life.has_enough(num_tokens) and not has_asked:
+                has_asked = True
+                await call.write(MultiplexGenerateRequest(tag=_TAG, cancel=CancelGeneration()))
+        if life.phase == "never":
+            assert num_tokens == len(self.text) * life.num_outputs
+        if last == "completed":
+            await call.done_writing()
+            assert await call.read() is grpc.aio.EOF
         return (await call.code()).name
 
     async def _run_turn(self, life: Life) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import grpc
-from antiphon.v1.inference_pb2 import GenerateRequest
+from antiphon.v1.inference_pb2 import GenerateRequest, MultiplexGenerateRequest
 from antiphon.v1.inference_pb2_grpc import InferenceServiceStub
 from antiphon.v1.session_pb2 import (
     ConverseRequest,
@@ -36,7 +36,7 @@ from antiphon.v1.types_pb2 import (
 LONG_PROMPT_TOKENS: Final = 6000
 MAX_OUTPUT_TOKENS: Final = 2000
 TURN_ID: Final = "long"
-KINDS: Final = ("unary", "stream", "run_turn", "converse")
+KINDS: Final = ("unary", "stream", "multiplex", "run_turn", "converse")
 STREAMED_KINDS: Final = KINDS[1:]
 
 Call = grpc.aio.UnaryUnaryCall | grpc.aio.UnaryStreamCall | grpc.aio.StreamStreamCall
@@ -69,6 +69,10 @@ class LeavingClient:
             return inference.Generate(self._request())
         if kind == "stream":
             return inference.StreamGenerate(self._request())
+        if kind == "multiplex":
+            many = inference.MultiplexGenerate()
+            await many.write(MultiplexGenerateRequest(tag=1, generate=self._request()))
+            return many
         sessions = SessionServiceStub(self._channel)
         self.session = (await sessions.CreateSession(CreateSessionRequest())).name
         if kind == "run_turn":

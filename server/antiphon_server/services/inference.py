@@ -101,7 +101,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         )
         # Also where the handler is not told that its call has ended.
         context.add_done_callback(lambda _: stream.close())  # type: ignore[arg-type]  # Odd stub.
-        with closing(stream), self._long_calls.hold(stream):
+        with closing(stream), self._long_calls.hold_stream(stream):
             async with aclosing(stream.frames(request_iterator)) as frames:
                 async for frame in frames:
                     yield frame

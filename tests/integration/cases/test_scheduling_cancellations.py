@@ -83,7 +83,7 @@ async def test_requests_given_up_at_any_moment_leave_nothing_behind(
         memory.append(resident_bytes(server))
     ways = {end.partition(" ")[0] for end in crowd.ends}
     statuses = {end.partition(" ")[2] for end in crowd.ends}
-    assert ways == {"ask", "stream", "run_turn", "talk"}
+    assert ways == {"ask", "stream", "share", "run_turn", "talk"}
     assert statuses == {"OK", "CANCELLED"}
     assert crowd.ends.total() == NUM_ROUNDS * NUM_REQUESTS * scale
     grown_by = 2 * NUM_REQUESTS * scale * MIB / 1000 + ALLOWANCE_BYTES

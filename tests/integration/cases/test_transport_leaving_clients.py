@@ -208,7 +208,8 @@ async def test_nothing_is_computed_for_calls_that_have_left(
 ) -> None:
     client = LeavingClient(server.target, Wish())
     calls = [await client.open(kind) for kind in KINDS]
-    await until(server, lambda now: now.num_running == len(calls))
+    await until(server, lambda now: now.num_running == NUM_ROWS)
+    await until(server, lambda now: now.num_running + now.num_waiting == len(calls))
     for call in calls:
         call.cancel()
     before = await at_rest(server)
