@@ -44,6 +44,7 @@ from antiphon_server.services.models import ModelService
 from antiphon_server.services.multiplex import MultiplexLimits
 from antiphon_server.services.sessions import SessionService
 from antiphon_server.services.tokenizer import TokenizerService
+from antiphon_server.services.until_open import UntilOpen
 from antiphon_server.sessions.limits import Clock, SessionLimits
 from antiphon_server.sessions.registry import SessionRegistry
 from antiphon_server.sessions.sqlite_store import SqliteStore
@@ -68,7 +69,8 @@ _CUT_OFF_S: Final = 1.0
 class Server:
     """A server from the taking of its ports to its end. Lives on one event loop.
 
-    Made, it holds its ports and serves nobody; `open` serves; `close` ends it, opened or not.
+    Made, it holds its ports; `answer` lets it say that it isn't ready; `open` serves; `close` ends
+    it, opened or not.
     """
 
     def __init__(self, config: Config, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)):
@@ -101,6 +103,8 @@ class Server:
         )
         self._long_calls = LongCalls(ages)
         self.draining: Final = Draining(self.supervision, self._long_calls)
+        self._until_open = UntilOpen([*_service_names(MAIN_FILES), *_service_names(ADMIN_FILES)])
+        self._answers = False
         self._store: SqliteStore | None = None
         self._registry: SessionRegistry | None = None
 
@@ -113,6 +117,17 @@ class Server:
     def admin_address(self) -> Address:
         """Where those who run the server connect, with the real port."""
         return self._ports.admin.address
+
+    async def answer(self) -> None:
+        """Answers health and reflection, and tells all other callers to come again. Idempotent."""
+        if self._answers:
+            return
+        self._answers = True
+        self._entrance.keep_up()
+        for port, files in ((self._ports.admin, ADMIN_FILES), (self._ports.main, MAIN_FILES)):
+            port.server.add_generic_rpc_handlers([self._until_open])
+            self._add_common_services(port.server, files)
+            await port.server.start()
 
     async def open_store(self) -> None:
         """Opens the session store, where it isn't open yet. Needs no model.
@@ -131,13 +146,14 @@ class Server:
             self._store.health.follow(self.supervision.note_store)
 
     async def open(self, models: Sequence[ServedModel]) -> None:
-        """Opens the session store and serves the models; returns once calls are answered.
+        """Opens the session store and serves the models from now on.
 
         Raises:
             StartupError: the session store can't be used.
         """
         by_name = {model.name: model for model in models}
         assert len(by_name) == len(models) >= 1
+        await self.answer()
         generators = {
             name: Generator(model, offload=self._offload, tenancy=self._entrance.tenancy)
             for name, model in by_name.items()
@@ -175,10 +191,8 @@ class Server:
         self.draining.follow(self._registry)
         self._add_main_services(by_name, generators, self._registry)
         self._add_admin_services(by_name, self._registry)
+        self._until_open.note_open()
         self.supervision.follow([model.engine for model in models])
-        self._entrance.keep_up()
-        await self._ports.admin.server.start()
-        await self._ports.main.server.start()
 
     async def close(self, limit_s: float) -> int:
         """Takes no new calls, lets running ones go on, and cuts off the rest in time for `limit_s`.
@@ -229,7 +243,6 @@ class Server:
         model_pb2_grpc.add_TokenizerServiceServicer_to_server(
             TokenizerService(models, self._offload), server
         )
-        self._add_common_services(server, MAIN_FILES)
 
     def _inference_service(
         self, models: Mapping[str, ServedModel], generators: Mapping[str, Generator]
@@ -267,14 +280,17 @@ class Server:
             now=self._now,
         )
         admin_pb2_grpc.add_AdminServiceServicer_to_server(service, server)
-        self._add_common_services(server, ADMIN_FILES)
 
     def _add_common_services(
         self, server: grpc.aio.Server, files: Sequence[FileDescriptor]
     ) -> None:
         """Adds health and reflection, which both ports have."""
-        names = [service.full_name for file in files for service in file.services_by_name.values()]
+        names = _service_names(files)
         health = HealthService(self.supervision, names)
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         shown = [*names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name]
         reflection.enable_server_reflection([*shown, reflection.SERVICE_NAME], server)
+
+
+def _service_names(files: Sequence[FileDescriptor]) -> list[str]:
+    return [service.full_name for file in files for service in file.services_by_name.values()]

@@ -86,6 +86,7 @@ async def _start(
     """Loads the model, starts its engine, serves it and says so."""
     # A store that can't be had is told before the model is waited for.
     await server.open_store()
+    await server.answer()
     progress = Progress(sys.stderr)
     checkpoint, text = await _in_thread(lambda: _load(config, progress))
     engine = await EngineLink.start(

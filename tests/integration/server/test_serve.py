@@ -47,6 +47,15 @@ def generate(channel: grpc.Channel, num_tokens: int) -> inference_pb2.GenerateRe
     )
 
 
+def wait_serving(channel: grpc.Channel) -> None:
+    """Waits as a load balancer does, from a port that nobody has yet to a model that is there."""
+    request = health_pb2.HealthCheckRequest()
+    watch = health_pb2_grpc.HealthStub(channel).Watch(request, timeout=60, wait_for_ready=True)
+    while next(watch).status != health_pb2.HealthCheckResponse.SERVING:
+        pass
+    watch.cancel()
+
+
 def test_server_says_where_it_serves_answers_and_ends_with_zero(runner: Runner) -> None:
     command = runner.start()
     line = command.read_ready_line()
@@ -192,6 +201,7 @@ def test_server_serves_whatever_became_of_its_standard_streams(
     address = f"unix:{runner.directory / 'a.sock'}"
     command = runner.start("--listen", address, streams=streams)
     with grpc.insecure_channel(address) as channel:
+        wait_serving(channel)
         answer = generate(channel, 1)
 
     exit_status, log = command.end()
