@@ -17,7 +17,6 @@ from antiphon_cli.slash_commands import Command, WrongCommand, help_text, read_c
 from antiphon_cli.terminal import LineReader, note, say
 from antiphon_client import (
     Cancelled,
-    NotFound,
     ServerError,
     SyncClient,
     SyncSession,
@@ -123,8 +122,9 @@ class Conversation:
         try:
             turn = self._attach().send(text, self._config, turn_id=turn_id)
         except KeyboardInterrupt:
-            with suppress(NotFound):
-                self._client.sessions.cancel_turn(f"{self._name}/turns/{turn_id}")
+            if self._name:
+                with suppress(ServerError):  # It may never have come there.
+                    self._client.sessions.cancel_turn(f"{self._name}/turns/{turn_id}")
             note("(stopped)")
             return
         self._tell(turn)

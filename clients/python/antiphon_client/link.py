@@ -71,6 +71,9 @@ class SessionLink:
         stream = await self._connection.retrier.run(
             self._attach, timeout_s=self._connection.options.timeout_s
         )
+        if self._is_closing:
+            stream.cancel()
+            raise _stream_over()
         self._driver = asyncio.create_task(self._drive(stream))
 
     async def start(self, turn_id: str, frame: session_pb2.ConverseRequest) -> Feed:
@@ -98,10 +101,10 @@ class SessionLink:
     async def close(self) -> None:
         """Waits a while for turns that run, then ends the stream. Idempotent."""
         driver = self._driver
-        if driver is None:
-            return
         self._is_closing = True
         self.wake.set()
+        if driver is None:
+            return
         has_work = self.is_attached or bool(self._feeds)
         if has_work:
             await asyncio.wait([driver], timeout=self._connection.options.close_timeout_s)

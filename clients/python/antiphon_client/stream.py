@@ -59,6 +59,10 @@ class ConverseStream:
             raise
         return cls(call), session
 
+    def cancel(self) -> None:
+        """Ends a stream that is not run."""
+        self._call.cancel()
+
     async def run(
         self, frames: Frames, take: Callable[[session_pb2.ConverseResponse], None]
     ) -> ServerError | None:

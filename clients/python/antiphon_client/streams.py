@@ -19,7 +19,7 @@ class GenerationStream:
     def __init__(
         self,
         events: AsyncIterator[inference_pb2.StreamGenerateResponse],
-        cancel: Callable[[], None],
+        cancel: Callable[[], object],
     ) -> None:
         self.started: types_pb2.GenerationStarted | None = None
         self.finished: dict[int, inference_pb2.OutputFinished] = {}

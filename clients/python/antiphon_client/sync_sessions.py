@@ -104,7 +104,11 @@ class SyncSession:
 
     def open(self) -> None:
         """Attaches to the session, or creates it."""
-        self._loop.run(self._session.open())
+        try:
+            self._loop.run(self._session.open())
+        except KeyboardInterrupt:
+            self.close()  # Nobody would close a session that was never entered.
+            raise
 
     def send(
         self,

@@ -266,6 +266,27 @@ async def test_closing_gives_up_on_turns_that_do_not_end():
         await asyncio.wait_for(servicer.ended.wait(), 5)
 
 
+async def test_a_session_that_is_closed_while_it_opens_lets_go_of_its_stream():
+    class Slow(Conversing):
+        let_in = asyncio.Event()
+
+        async def Converse(self, request_iterator, context):
+            await self.let_in.wait()
+            async for response in super().Converse(request_iterator, context):
+                yield response
+
+    servicer = Slow(echo)
+    async with serving(sessions=servicer) as target, Client(target) as client:
+        session = client.new_session()
+        opening = asyncio.create_task(session.open())
+        await asyncio.sleep(0)
+        await session.close()
+        servicer.let_in.set()
+        with pytest.raises(ServerError, match="has ended"):
+            await opening
+        await asyncio.wait_for(servicer.ended.wait(), 5)
+
+
 class Running(session_pb2_grpc.SessionServiceServicer):
     """Runs turns and cancels them, both without a stream."""
 
