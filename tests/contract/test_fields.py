@@ -1,47 +1,38 @@
 """Every field that a request may have does something, or is refused by name."""
 
 import asyncio
-import contextlib
 import itertools
 import json
 import re
-from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
-import grpc
 import pytest
-from antiphon.v1 import admin_pb2, inference_pb2, model_pb2, session_pb2, types_pb2
-from antiphon.v1.inference_pb2 import StreamGenerateResponse
+from antiphon.v1 import inference_pb2, model_pb2, session_pb2, types_pb2
 from antiphon.v1.session_pb2 import (
     AppendItems,
     CancelRequest,
     ConverseRequest,
-    ConverseResponse,
     CreateSessionRequest,
     OpenSession,
     Session,
     StartTurn,
-    TurnEvent,
     UpdateSessionRequest,
 )
-from antiphon.v1.types_pb2 import GenerationConfig, Prompt, ToolChoice
-from google.protobuf import json_format, message_factory
+from antiphon.v1.types_pb2 import Prompt, ToolChoice
+from google.protobuf import message_factory
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from support.fake_engine import FakeEngine, ids_from_prompt
-from support.request_fields import leaves, parents_there, set_field, without
-from support.server import RunningServer, details_of, running_server
+from support.field_asker import CONFIG, METHODS, Asker, Outcome
+from support.request_fields import leaves, parents_there, set_field
+from support.server import running_server
 from support.session_rows import user
 from support.tiny_tokenizers import save_byte_level_tokenizer
 
-CONFIG = GenerationConfig(
-    sampling={"temperature": 0.7, "seed": 5},
-    stop={"max_output_tokens": 12, "stop_strings": ["e"]},
-)
 SPECIAL_ID = 942
 """Of `<|im_start|>` in the tiny tokenizer."""
 SPOKEN = "say <|im_end|> twice"
@@ -164,12 +155,6 @@ UPDATABLE = (
     "latest_expire_time",
 )
 
-METHODS = {
-    method.name: method
-    for module in (admin_pb2, inference_pb2, model_pb2, session_pb2)
-    for service in module.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-}
 FIELDS = [
     f"{name} .{path}" for name, method in METHODS.items() for path in leaves(method.input_type)
 ]
@@ -177,119 +162,6 @@ FIELDS = [
 
 PLAIN_FOR = {"Converse .frame_id": 2, "MultiplexGenerate .tracestate": 3}
 """Which plain request to add a field to, where that is not the first with most of its parents."""
-
-TIMES = {"timings", "create_time", "update_time", "end_time", "expire_time", "etag", "epoch"}
-PIECES = {"last_sequence", "first_sequence", "sequence", "kept_sequence"}
-CACHE = {"cached_prompt_tokens", "residency"}
-UNTOLD = TIMES | CACHE | PIECES
-"""Fields that differ from call to call."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """All that can be seen of a call, but for times and names that are drawn."""
-
-    seen: str
-    refused: dict[str, str] | None
-    """Why it, or its frame, was refused for a feature that is not there."""
-
-
-class Asker:
-    """Makes calls on sessions in the same state."""
-
-    def __init__(self, server: RunningServer, engine: FakeEngine) -> None:
-        self._server = server
-        self._engine = engine
-        self._numbers = itertools.count(1)
-        self._known: dict[tuple[str, bytes], Outcome] = {}
-
-    async def outcome(self, name: str, request: Message) -> Outcome:
-        key = (name, request.SerializeToString(deterministic=True))
-        if key not in self._known:
-            self._known[key] = await self._ask(name, request)
-        return self._known[key]
-
-    async def _ask(self, name: str, request: Message) -> Outcome:
-        session = f"s{next(self._numbers):04}"
-        about_session = METHODS[name].containing_service.name == "SessionService"
-        changes_session = about_session and name != "ListSessions"
-        if changes_session:
-            await self._prepare(session)
-        num_before = len(self._engine.requests)
-        answers: list[Message] = []
-        status, refused = "", None
-        try:
-            async for answer in self._call(name, request, session):
-                answers.append(without(answer, UNTOLD))
-                if name == "Converse" and answer.rejected.failure.reason == "UNSUPPORTED_FEATURE":
-                    refused = dict(answer.rejected.failure.metadata)
-        except grpc.aio.AioRpcError as error:
-            status = f"{error.code()} {error.details()}"
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                refused = dict(details_of(error)["ErrorInfo"].metadata)
-        if changes_session:
-            answers += [without(left, UNTOLD) for left in await self._left(session)]
-        submitted = [each.request for each in self._engine.requests[num_before:]]
-        seen = f"{status} {joined(answers)} {submitted}".replace(session, "SESSION")
-        return Outcome(seen=re.sub(r"[0-9a-f]{32}", "DRAWN", seen), refused=refused)
-
-    async def _left(self, session: str) -> list[Message]:
-        """Returns what there is of the session, and of one that was made beside it."""
-        left: list[Message] = []
-        for name in (f"sessions/{session}", f"sessions/new-{session}"):
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                left.append(
-                    await self._server.sessions.GetSession(session_pb2.GetSessionRequest(name=name))
-                )
-                left.append(
-                    await self._server.sessions.ListTurns(
-                        session_pb2.ListTurnsRequest(session=name, show_all=True)
-                    )
-                )
-        return left
-
-    async def _prepare(self, session: str) -> None:
-        """Makes a session with two turns in its history and one that failed."""
-        sessions = self._server.sessions
-        defaults = GenerationConfig(sampling={"top_k": 9})
-        await sessions.CreateSession(
-            CreateSessionRequest(session_id=session, session=Session(defaults=defaults))
-        )
-        for turn_id in ("t1", "t2", "t3"):
-            start = StartTurn(turn_id=turn_id, items=[user("hi")], config=CONFIG)
-            if turn_id == "t3":
-                start.config.stop.max_output_tokens = 1_000_000
-            run = session_pb2.RunTurnRequest(session=f"sessions/{session}", turn=start)
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                async for _ in sessions.RunTurn(run):
-                    pass
-
-    async def _call(self, name: str, request: Message, session: str) -> AsyncIterator[Message]:
-        method = METHODS[name]
-        service = method.containing_service
-        is_admin = service.name == "AdminService"
-        channel = self._server.admin_channel if is_admin else self._server.channel
-        kind = {
-            (False, False): channel.unary_unary,
-            (False, True): channel.unary_stream,
-            (True, True): channel.stream_stream,
-        }[method.client_streaming, method.server_streaming]
-        call = kind(
-            f"/{service.full_name}/{name}",
-            request_serializer=lambda message: message.SerializeToString(),
-            response_deserializer=message_factory.GetMessageClass(method.output_type).FromString,
-        )
-        frames = [placed(request, session)]
-        if name == "Converse" and not request.HasField("open"):
-            frames.insert(0, ConverseRequest(open=OpenSession(name=f"sessions/{session}")))
-        answers = call(iter(frames) if method.client_streaming else frames[0], timeout=20)
-        if not method.server_streaming:
-            yield await answers
-            return
-        async for answer in answers:
-            yield answer
-            if name == "WatchEngineStats":
-                return
 
 
 def with_start_token(directory: Path) -> Path:
@@ -308,28 +180,6 @@ def with_start_token(directory: Path) -> Path:
     }
     path.write_text(json.dumps(definition), encoding="utf-8")
     return directory
-
-
-def placed(request: Message, session: str) -> Message:
-    """Returns the request with the session that it is about in place of NAME's."""
-    as_json = json_format.MessageToJson(request).replace("SESSION", session)
-    return json_format.Parse(as_json, type(request)())
-
-
-def joined(answers: Sequence[Message]) -> str:
-    """Returns answers as text; how an output is cut into pieces means nothing."""
-    whole, text = [], ""
-    for answer in answers:
-        event: Message = answer
-        if isinstance(answer, ConverseResponse) and answer.HasField("turn_event"):
-            event = answer.turn_event
-        if isinstance(event, TurnEvent | StreamGenerateResponse) and event.HasField("delta"):
-            text += event.delta.text
-            event.delta.ClearField("text")
-            if not (event.delta.token_ids or event.delta.logprobs):
-                continue
-        whole.append(str(answer))
-    return f"{text!r} {whole}"
 
 
 def plain_request(name: str, path: str) -> Message:
