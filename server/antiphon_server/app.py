@@ -155,7 +155,12 @@ class Server:
         assert len(by_name) == len(models) >= 1
         await self.answer()
         generators = {
-            name: Generator(model, offload=self._offload, tenancy=self._entrance.tenancy)
+            name: Generator(
+                model,
+                offload=self._offload,
+                tenancy=self._entrance.tenancy,
+                max_unread_bytes=self._config.limits.max_undelivered_bytes,
+            )
             for name, model in by_name.items()
         }
         await self.open_store()

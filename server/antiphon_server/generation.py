@@ -13,7 +13,7 @@ from antiphon.v1.types_pb2 import Delta, FinishReason, GenerationStarted, Timing
 
 from antiphon_engine.api import messages
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
-from antiphon_engine.api.handle import RequestNews, RequestStream
+from antiphon_engine.api.handle import MAX_UNREAD_BYTES, RequestNews, RequestStream
 from antiphon_server.access.quotas import Place
 from antiphon_server.access.tenancy import Tenancy, unlimited_tenancy
 from antiphon_server.admission import Admission, Ticket
@@ -43,8 +43,18 @@ class Generator:
         offload: Offload,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         tenancy: Tenancy | None = None,
+        max_unread_bytes: int = MAX_UNREAD_BYTES,
     ) -> None:
-        """Sets what it works with; without a tenancy nobody has quotas."""
+        """Sets what it works with.
+
+        Args:
+            model: What generates.
+            offload: Where work on large answers runs.
+            clock_ns: The monotonic clock.
+            tenancy: What keeps tenants apart; None: nobody has quotas.
+            max_unread_bytes: What may come of a request, about, before it is held for its reader.
+        """
+        self._max_unread_bytes = max_unread_bytes
         self._model = model
         self._tenancy = tenancy or unlimited_tenancy()
         self._offload = offload
@@ -99,7 +109,7 @@ class Generator:
         scope = self._tenancy.scopes.engine_scope(spec.scope)
         engine, request = self._model.engine, to_request(spec, scope)
         if spec.endurance is None:
-            return engine.submit(request)
+            return engine.submit(request, max_unread_bytes=self._max_unread_bytes)
         return EnduringStream(
             request, engine=engine, readiness=self._readiness, endurance=spec.endurance
         )

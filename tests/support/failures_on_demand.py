@@ -33,7 +33,7 @@ SESSION = "sessions/mine"
 class FaultyEngine(FakeEngine):
     """Has a fault of its own."""
 
-    def submit(self, request: object) -> object:
+    def submit(self, request: object, **_: object) -> object:
         raise ZeroDivisionError("a fault")
 
 

@@ -7,7 +7,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
-from antiphon_engine.api.handle import EngineState, OutputNews, RequestNews
+from antiphon_engine.api.handle import (
+    MAX_UNREAD_BYTES,
+    EngineState,
+    OutputNews,
+    RequestNews,
+    max_unread_tokens,
+)
 from antiphon_engine.api.messages import (
     CoreStats,
     FinishReason,
@@ -106,9 +112,12 @@ class FakeEngine:
     def on_state_change(self, callback: Callable[[EngineState], None]) -> None:
         self._callbacks.append(callback)
 
-    def submit(self, request: GenerationRequest) -> FakeRequest:
+    def submit(
+        self, request: GenerationRequest, *, max_unread_bytes: int = MAX_UNREAD_BYTES
+    ) -> FakeRequest:
         self._check_up()
         stream = FakeRequest(self, request, self.script)
+        stream.max_unread_tokens = max_unread_tokens(request, max_unread_bytes)
         self.requests.append(stream)
         needed = stream.prompt_size + request.stop.max_output_tokens
         if needed > self._facts.kv_cache_tokens:

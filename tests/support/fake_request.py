@@ -9,7 +9,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from antiphon_engine.api.errors import AntiphonError
-from antiphon_engine.api.handle import RequestNews
+from antiphon_engine.api.handle import MAX_UNREAD_BYTES, RequestNews, max_unread_tokens
 from antiphon_engine.api.messages import FinishReason, GenerationRequest, StopParams
 
 Script = Callable[[GenerationRequest, int], Iterable[int]]
@@ -70,7 +70,9 @@ class FakeRequest:
             self.outputs[0].token_ids.append(token_id)
         self.num_steps = 0
         self.cancel_asked = False
-        self.held = False
+        self.max_unread_tokens = max_unread_tokens(request, MAX_UNREAD_BYTES)
+        self._hold_asked = False
+        self._is_full = False
         self.closed = False
         self.error: AntiphonError | None = None
         self.news: RequestNews | None = None
@@ -83,6 +85,11 @@ class FakeRequest:
         return len(self.prompt) - len(self.resumed)
 
     @property
+    def held(self) -> bool:
+        """Whether it rests: its reader asked for that, or has too much unread."""
+        return (self._hold_asked or self._is_full) and not self.ended
+
+    @property
     def ended(self) -> bool:
         return self.error is not None or all(output.ended for output in self.outputs)
 
@@ -93,6 +100,9 @@ class FakeRequest:
             self._wake.clear()
             await self._wake.wait()
         news, self.news = self.news, None
+        if self._is_full:
+            self._is_full = False
+            self._engine.soon(self._engine.go_on, self)
         return news
 
     async def wait_ended(self) -> None:
@@ -115,12 +125,12 @@ class FakeRequest:
 
     def hold(self) -> None:
         if not self.held and not self.ended:
-            self.held = True
             self._engine.soon(self._engine.say_late, self)
+        self._hold_asked = True
 
     def release(self) -> None:
-        if self.held:
-            self.held = False
+        if self._hold_asked:
+            self._hold_asked = False
             self._engine.soon(self._engine.go_on, self)
 
     def close(self) -> None:
@@ -131,6 +141,8 @@ class FakeRequest:
         """Adds to the news and wakes whoever waits for it."""
         self.news = self.news or RequestNews()
         change(self.news)
+        num_unread = (len(output.token_ids) for output in self.news.outputs.values())
+        self._is_full = max(num_unread, default=0) >= self.max_unread_tokens
         self._wake.set()
 
     def fail(self, error: AntiphonError) -> None:

@@ -6,7 +6,7 @@
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from antiphon_engine.api.messages import (
     CoreStats,
@@ -16,6 +16,21 @@ from antiphon_engine.api.messages import (
     Scope,
     TokenLogprobs,
 )
+
+MAX_UNREAD_BYTES: Final = 1 << 20
+"""What the news of a request may take until they are read, where nothing else is said."""
+
+_TOKEN_BYTES: Final = 64
+_LOGPROBS_BYTES: Final = 400
+_CANDIDATE_BYTES: Final = 16
+
+
+def max_unread_tokens(request: GenerationRequest, max_unread_bytes: int) -> int:
+    """Returns how many tokens of an output may be unread for all to take about so much."""
+    token_bytes = _TOKEN_BYTES
+    if request.top_logprobs is not None:
+        token_bytes += _LOGPROBS_BYTES + _CANDIDATE_BYTES * request.top_logprobs
+    return max(1, max_unread_bytes // (token_bytes * request.num_outputs))
 
 
 class EngineState(enum.Enum):
@@ -101,8 +116,12 @@ class EngineHandle(Protocol):
     def on_state_change(self, callback: Callable[[EngineState], None]) -> None:
         """Calls `callback` on the event loop at every change of state from now on."""
 
-    def submit(self, request: GenerationRequest) -> RequestStream:
+    def submit(
+        self, request: GenerationRequest, *, max_unread_bytes: int = MAX_UNREAD_BYTES
+    ) -> RequestStream:
         """Hands a request over and returns its stream at once.
+
+        While more of its news than `max_unread_bytes` is unread, about, the request is held.
 
         Raises:
             AntiphonError: ENGINE_DOWN where it is not ready.

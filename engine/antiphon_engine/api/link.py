@@ -9,7 +9,12 @@ from pathlib import Path
 from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.connection import EngineConnection
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, StartupError
-from antiphon_engine.api.handle import EngineState, RequestStream
+from antiphon_engine.api.handle import (
+    MAX_UNREAD_BYTES,
+    EngineState,
+    RequestStream,
+    max_unread_tokens,
+)
 from antiphon_engine.api.messages import (
     Answer,
     CloseSession,
@@ -141,7 +146,9 @@ class EngineLink:
         """See EngineHandle."""
         self._callbacks.append(callback)
 
-    def submit(self, request: GenerationRequest) -> RequestStream:
+    def submit(
+        self, request: GenerationRequest, *, max_unread_bytes: int = MAX_UNREAD_BYTES
+    ) -> RequestStream:
         """See EngineHandle. Raises OVERLOADED too, if the engine doesn't take requests."""
         connection = self._ready_connection()
         if connection.unsent_bytes > _MAX_UNSENT_BYTES:
@@ -154,6 +161,7 @@ class EngineLink:
         stream = NewsStream(
             request_id,
             num_outputs=request.num_outputs,
+            max_unread_tokens=max_unread_tokens(request, max_unread_bytes),
             send=connection.send,
             forget=self._forget,
         )

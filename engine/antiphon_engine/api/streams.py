@@ -18,18 +18,23 @@ from antiphon_engine.api.messages import (
 
 
 class NewsStream:
-    """The RequestStream of one request. Written by the link, read by one task; one event loop."""
+    """The RequestStream of one request. Written by the link, read by one task; one event loop.
+
+    The request rests while its reader asks for that, and while too much is unread.
+    """
 
     def __init__(
         self,
         request_id: int,
         *,
         num_outputs: int,
+        max_unread_tokens: int,
         send: Callable[[ToEngine], None],
         forget: Callable[[int], None],
     ) -> None:
         self._request_id = request_id
         self._num_open = num_outputs
+        self._max_unread_tokens = max_unread_tokens
         self._send = send
         self._forget = forget
         self._news = RequestNews()
@@ -38,6 +43,8 @@ class NewsStream:
         self._error: AntiphonError | None = None
         self._cancelled = False
         self._held = False
+        self._full = False
+        self._rests = False
         self._closed = False
         # A bare future, since one is made for each token: events cost more.
         self._arrival: asyncio.Future[None] | None = None
@@ -51,6 +58,9 @@ class NewsStream:
             await self._arrival
         if self._has_news:
             news, self._news, self._has_news = self._news, RequestNews(), False
+            if self._full:
+                self._full = False
+                self._go_on()
             return news
         assert self._error is not None
         raise self._error
@@ -72,15 +82,13 @@ class NewsStream:
 
     def hold(self) -> None:
         """See RequestStream."""
-        if self._runs() and not self._held:
-            self._held = True
-            self._send(Hold(request_id=self._request_id))
+        self._held = True
+        self._rest()
 
     def release(self) -> None:
         """See RequestStream."""
-        if self._runs() and self._held:
-            self._held = False
-            self._send(Release(request_id=self._request_id))
+        self._held = False
+        self._go_on()
 
     def close(self) -> None:
         """See RequestStream."""
@@ -109,6 +117,9 @@ class NewsStream:
             self._has_first_token = True
             news.first_token_ns = end_ns
         news.last_token_ns = end_ns
+        if len(output.token_ids) >= self._max_unread_tokens and not self._full:
+            self._full = True
+            self._rest()
         if not self._has_news:
             self._announce()
 
@@ -133,6 +144,16 @@ class NewsStream:
         if output is None:
             output = self._news.outputs[output_index] = OutputNews()
         return output
+
+    def _rest(self) -> None:
+        if self._runs() and not self._rests:
+            self._rests = True
+            self._send(Hold(request_id=self._request_id))
+
+    def _go_on(self) -> None:
+        if self._runs() and self._rests and not (self._held or self._full):
+            self._rests = False
+            self._send(Release(request_id=self._request_id))
 
     def _announce(self) -> None:
         self._has_news = True

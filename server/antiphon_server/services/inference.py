@@ -32,6 +32,7 @@ from antiphon_server.offload import Offload
 from antiphon_server.request_preparation import RequestPreparation, Terms
 from antiphon_server.services.multiplex import MultiplexedStream, MultiplexLimits
 from antiphon_server.services.multiplex_instructions import CallTerms, InstructionReader
+from antiphon_server.services.reader_watch import Grace, ReaderWatch
 from antiphon_server.services.stream_events import stream_events
 from antiphon_server.trace_context import TraceContext
 
@@ -78,10 +79,20 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncGenerator[StreamGenerateResponse, None]:
         """Answers piece by piece."""
         generation, spec = await self._start(request, context)
-        with closing(generation), self._long_calls.hold(_OneRequest(generation)):
+        grace = Grace(grace_s=self._multiplex_limits.grace_s, clock_ns=self._clock_ns)
+        watch = ReaderWatch(grace, generation.close)
+        with (
+            closing(generation),
+            closing(watch),
+            self._long_calls.hold(_OneRequest(generation)),
+        ):
+            watch.start()
             async with aclosing(stream_events(generation, spec)) as events:
                 async for event in events:
-                    yield event
+                    with watch.writing():
+                        yield event
+                    if watch.reader_left:
+                        raise _slow_consumer(generation, grace)
 
     async def MultiplexGenerate(
         self,
@@ -149,6 +160,20 @@ class _OneRequest:
     def cut_off(self, end: AntiphonError) -> None:
         """See LongCall."""
         self._generation.fail(end)
+
+
+def _slow_consumer(generation: Generation, grace: Grace) -> AntiphonError:
+    num_tokens = generation.usage.output_tokens
+    return AntiphonError(
+        ErrorReason.SLOW_CONSUMER,
+        f"Nothing was read for {grace.grace_s:g} s, so the request was ended after {num_tokens}"
+        " output tokens. Read on while it runs, or use a session, whose turns can be resumed.",
+        metadata={
+            "output_tokens": str(num_tokens),
+            "grace_s": f"{grace.grace_s:g}",
+            "resumable": "false",
+        },
+    )
 
 
 async def _collect(generation: Generation, spec: GenerationSpec) -> GenerateResponse:

@@ -41,6 +41,12 @@ class ReaderWatch:
         self._write_since_ns: int | None = None
         self._acks_since_ns: int | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._reader_left = False
+
+    @property
+    def reader_left(self) -> bool:
+        """Whether it has been away too long."""
+        return self._reader_left
 
     def start(self) -> None:
         """Begins to look."""
@@ -77,6 +83,7 @@ class ReaderWatch:
         waits = [since for since in (self._write_since_ns, self._acks_since_ns) if since]
         waited_s = (now_ns - min(waits, default=now_ns)) / NS_PER_S
         if waited_s >= self._grace.grace_s:
+            self._reader_left = True
             self._on_away()
         else:
             self._look_in(self._grace.grace_s - waited_s)

@@ -1,18 +1,23 @@
 import asyncio
 from array import array
 
+import msgspec
 import pytest
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_engine.api.handle import max_unread_tokens
 from antiphon_engine.api.messages import (
     Cancel,
     FinishOutput,
     FinishReason,
+    GenerationRequest,
     Hold,
     OutputEnded,
     Release,
+    SamplingParams,
     Started,
     StepNews,
+    StopParams,
     ToEngine,
     TokenLogprobs,
 )
@@ -26,10 +31,13 @@ class Desk:
         self.streams: dict[int, NewsStream] = {}
         self.sent: list[ToEngine] = []
 
-    def open(self, request_id: int, num_outputs: int = 1) -> NewsStream:
+    def open(
+        self, request_id: int, num_outputs: int = 1, max_unread_tokens: int = 1000
+    ) -> NewsStream:
         self.streams[request_id] = NewsStream(
             request_id,
             num_outputs=num_outputs,
+            max_unread_tokens=max_unread_tokens,
             send=self.sent.append,
             forget=self.streams.pop,
         )
@@ -177,3 +185,48 @@ async def test_hold_and_release_are_sent_once_each_time() -> None:
     stream.release()
 
     assert desk.sent == [Hold(request_id=1), Release(request_id=1), Hold(request_id=1)]
+
+
+async def test_a_request_rests_while_much_of_it_is_unread() -> None:
+    desk = Desk()
+    stream = desk.open(1, max_unread_tokens=3)
+    desk.step((1, 0, 5), (1, 0, 6))
+    before = list(desk.sent)
+    desk.step((1, 0, 7))
+    desk.step((1, 0, 8))  # Under way as the engine was told.
+
+    held = list(desk.sent)
+    news = await stream.next()
+
+    assert before == []
+    assert held == [Hold(request_id=1)]
+    assert news.outputs[0].token_ids == [5, 6, 7, 8]
+    assert desk.sent == [Hold(request_id=1), Release(request_id=1)]
+
+
+async def test_a_request_that_its_reader_holds_rests_on_when_it_is_read() -> None:
+    desk = Desk()
+    stream = desk.open(1, max_unread_tokens=1)
+    stream.hold()
+    desk.step((1, 0, 5))
+    await stream.next()
+
+    held = list(desk.sent)
+    stream.release()
+
+    assert held == [Hold(request_id=1)]
+    assert desk.sent == [Hold(request_id=1), Release(request_id=1)]
+
+
+def test_what_may_be_unread_depends_on_what_comes_with_a_token() -> None:
+    plain = GenerationRequest(
+        prompt=b"", sampling=SamplingParams(seed=1), stop=StopParams(max_output_tokens=9)
+    )
+    rich = msgspec.structs.replace(plain, top_logprobs=20)
+    several = msgspec.structs.replace(plain, num_outputs=4)
+
+    most = [max_unread_tokens(each, 1 << 20) for each in (plain, rich, several)]
+
+    assert most[0] > 4 * most[1] > 4
+    assert most[2] == most[0] // 4
+    assert max_unread_tokens(rich, 1) == 1
