@@ -138,6 +138,7 @@ class BreakingSessions(session_pb2_grpc.SessionServiceServicer):
         stream = _Stream(next(self._breaks, None))
         first = await anext(request_iterator)
         self.frames.append(first)
+        self.heard.set()
         self._attach(stream, first.open)
         hearing = asyncio.create_task(self._hear(stream, request_iterator))
         try:

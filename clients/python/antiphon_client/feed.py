@@ -28,12 +28,14 @@ class Acknowledgements:
         self._num_read = 0
         self._is_due = False
 
-    def note(self, cursor: session_pb2.TurnCursor, *, is_last: bool = False) -> None:
-        """Notes that everything up to `cursor` was read; told soon, or at once as the last."""
+    def note(
+        self, cursor: session_pb2.TurnCursor, num_events: int = 1, *, is_last: bool = False
+    ) -> None:
+        """Notes that all up to `cursor` was read; told soon, or at once as the last."""
         if not self._threshold or not cursor.sequence:
             return
         self._cursors[cursor.turn_id] = cursor
-        self._num_read += 1
+        self._num_read += num_events
         if is_last or self._num_read >= self._threshold:
             self._is_due = True
             self._wake()
@@ -68,6 +70,7 @@ class Feed:
         self._failure: ServerError | None = None
         self._news = asyncio.Event()
         self._read_up_to = self._transcript.cursor
+        self._num_owed = 0
         self._is_read = False
         self._wanted = wanted
         self.is_awaited = False
@@ -91,13 +94,15 @@ class Feed:
     def put(self, event: session_pb2.TurnEvent) -> None:
         """Adds what is news of `event`. Raises Gap where events before it did not come."""
         news = self._transcript.take(event)
+        self._num_owed += 1
         cursor = self._transcript.cursor
         self._unread.extend((each, cursor) for each in news)
-        if self.ended or (not self._is_read and len(self._unread) <= MAX_UNREAD_EVENTS):
-            self._acknowledgements.note(cursor, is_last=self.ended)
-        elif not news and not self._unread:
+        is_ignored = not self._is_read and len(self._unread) <= MAX_UNREAD_EVENTS
+        if self.ended or is_ignored:
+            self._acknowledge(cursor)
+        elif not self._unread:
             self._read_up_to = cursor
-            self._acknowledgements.note(cursor)
+            self._acknowledge(cursor)
         if news:
             self._news.set()
 
@@ -130,8 +135,17 @@ class Feed:
             finally:
                 self.is_awaited = False
         news, self._read_up_to = self._unread.popleft()
+        if not self._unread:
+            # What was told since and was no news is read with it.
+            self._read_up_to = self._transcript.cursor
         if not self.ended:
-            self._acknowledgements.note(self._read_up_to)
+            self._acknowledge(self._read_up_to)
         if isinstance(news, TurnRestarted):
             raise news
         return news
+
+    def _acknowledge(self, cursor: session_pb2.TurnCursor) -> None:
+        """Notes that all up to `cursor` was read: the oldest event, or all where that is all."""
+        num_events = self._num_owed if cursor == self._transcript.cursor else 1
+        self._num_owed = max(self._num_owed - num_events, 0)
+        self._acknowledgements.note(cursor, num_events, is_last=self.ended)

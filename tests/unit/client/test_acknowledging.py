@@ -52,23 +52,25 @@ class Windowed(BreakingSessions):
 
     window = 8
 
-    def __init__(self, answer):
-        super().__init__(answer)
+    def __init__(self, answer, breaks=()):
+        super().__init__(answer, breaks)
         self.num_ahead = 0
 
     async def _tell(self, stream):
         num_told = 0
         async for response in super()._tell(stream):
-            if response.HasField("turn_event"):
+            is_event = response.HasField("turn_event") and response.turn_event.sequence > 0
+            if is_event:
                 await self.until(lambda so_far=num_told: self.ahead(so_far) < self.window)
-            num_told += response.HasField("turn_event")
+            num_told += is_event
             self.num_ahead = max(self.num_ahead, self.ahead(num_told))
             yield response
 
     def ahead(self, num_told):
+        heard = [ack for ack in acks(self) if ack.epoch == self.epoch]
         return num_told - sum(
-            max((ack.sequence for ack in acks(self) if ack.turn_id == turn_id), default=0)
-            for turn_id in {ack.turn_id for ack in acks(self)}
+            max(ack.sequence for ack in heard if ack.turn_id == turn_id)
+            for turn_id in {ack.turn_id for ack in heard}
         )
 
 
@@ -84,6 +86,25 @@ async def test_the_server_is_never_further_ahead_of_the_reader_than_it_may_be():
 
     assert len(rest) == NUM_PIECES + 2
     assert servicer.num_ahead <= servicer.window
+
+
+async def test_what_is_told_again_is_acknowledged_although_it_is_no_news():
+    servicer = Windowed(numbered, [Break(behind=30, crashes=True)] * 2)
+    async with talking(servicer) as session:
+        turn = await session.send("count", turn_id="t")
+        assert await turn.answer() == "".join(numbered("t", 1))
+
+    assert servicer.epoch == 3
+
+
+async def test_what_is_told_again_while_the_reader_is_slow_is_acknowledged_once_he_reads_on():
+    servicer = Windowed(numbered, [Break(behind=8, crashes=True)])
+    async with talking(servicer) as session:
+        turn = await session.send("count", turn_id="t")
+        await anext(turn)
+        await servicer.until(lambda: len(servicer.openings) == 2)
+        await asyncio.sleep(0.05)
+        assert await turn.answer() == "".join(numbered("t", 1))
 
 
 async def test_a_turn_that_nobody_reads_does_not_hold_the_others_back():
