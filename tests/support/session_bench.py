@@ -309,8 +309,8 @@ async def eventually(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
-async def events_of(log: object) -> list[TurnEvent]:
-    """Reads a turn's events to their end, and checks them."""
+async def events_of(log: object, *, on_event: Callable[[], None] = lambda: None) -> list[TurnEvent]:
+    """Reads a turn's events to their end, and checks them; calls `on_event` with each."""
     wake = asyncio.Event()
     reader = log.open_reader(wake)
     events: list[TurnEvent] = []
@@ -319,6 +319,7 @@ async def events_of(log: object) -> list[TurnEvent]:
             wake.clear()
             while event := reader.read():
                 events.append(event)
+                on_event()
             if not reader.finished:
                 await wake.wait()
     reader.close()
