@@ -87,7 +87,7 @@ class FakeRequest:
     @property
     def held(self) -> bool:
         """Whether it rests: its reader asked for that, or has too much unread."""
-        return (self._hold_asked or self._is_full) and not self.ended
+        return self._hold_asked or self._is_full
 
     @property
     def ended(self) -> bool:
