@@ -11,7 +11,7 @@ REQUESTS ?= 1000000
 RUNS ?= 100000
 PIP_INSTALL = $(BIN)/pip install --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: help setup native serve check check-protos format test torture test-native test-native-threads soak fuzz bench bench-core bench-policies clean
+.PHONY: help setup native serve check check-protos format test torture test-native test-native-threads soak fuzz bench bench-core bench-policies bench-tenants clean
 .DEFAULT_GOAL := help
 # A virtual environment that was left half made is made again.
 .DELETE_ON_ERROR:
@@ -81,6 +81,9 @@ bench-core: $(VENV)/.dev    ## Measures what planning and committing a step cost
 	$(CONFIGURE) -B build/bench -DANTIPHON_BUILD_BENCH=ON
 	$(BIN)/cmake --build build/bench
 	$(BIN)/python tests/bench/core.py build/bench/antiphon_core_bench $(ARGS)
+
+bench-tenants: setup    ## Measures what a tenant can feel of another's prompt, on the default model
+	$(BIN)/python tests/bench/tenants.py $(ARGS)
 
 bench-policies: setup    ## Measures scheduling on the default model: at once or in turn, a shared prompt, policies under pressure
 	$(BIN)/python tests/bench/core_model.py $(ARGS)
