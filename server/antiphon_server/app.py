@@ -202,12 +202,12 @@ class Server:
     async def close(self, limit_s: float) -> int:
         """Takes no new calls, lets running ones go on, and cuts off the rest in time for `limit_s`.
 
-        Idempotent.
+        Turns that have not ended are left to the next server. Idempotent.
 
         Returns:
-            How many calls and turns were cut off.
+            How many calls were cut off and turns left.
         """
-        drained = await self.draining.drain(max(0.0, limit_s - min(_CLOSING_S, limit_s / 4)))
+        drained = await self.draining.leave(max(0.0, limit_s - min(_CLOSING_S, limit_s / 4)))
         await self._ports.main.server.stop(0)
         await self.supervision.wait_idle(_CUT_OFF_S)
         registry, self._registry = self._registry, None
@@ -219,7 +219,7 @@ class Server:
         await self._ports.admin.server.stop(0)
         await self._entrance.close()
         self._offload.close()
-        return drained.num_cancelled + drained.num_calls
+        return drained.num_cancelled + drained.num_left + drained.num_calls
 
     def _guard(
         self, count_call: Callable[[], AbstractContextManager[None]], *, needs_admin: bool
@@ -243,7 +243,9 @@ class Server:
             self._inference_service(models, generators),
             server,
         )
-        session_pb2_grpc.add_SessionServiceServicer_to_server(SessionService(registry), server)
+        session_pb2_grpc.add_SessionServiceServicer_to_server(
+            SessionService(registry, self._long_calls), server
+        )
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(models), server)
         model_pb2_grpc.add_TokenizerServiceServicer_to_server(
             TokenizerService(models, self._offload), server

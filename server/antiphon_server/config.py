@@ -62,7 +62,7 @@ class ServerConfig:
     max_connection_age_grace_s: float = 30.0
     """How long a stream that was sent away for its age may stay before it is cut off."""
     drain_limit_s: float = 30.0
-    """How long the server may take to stop; turns that run are cut, and kept, in time for that."""
+    """How long the server may take to stop; what runs in the end is left to the next start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

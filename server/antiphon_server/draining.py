@@ -28,6 +28,8 @@ class Drained:
     """Turns that finished by themselves."""
     num_cancelled: int = 0
     """Turns that were cancelled at the limit, with their output kept."""
+    num_left: int = 0
+    """Turns that are left to the next server."""
     num_calls: int = 0
     """Calls that ran at the limit."""
 
@@ -43,6 +45,7 @@ class Draining:
         self._over = asyncio.Event()
         """Set at the limit."""
         self._timer: asyncio.TimerHandle | None = None
+        self._leaves_turns = False
 
     @property
     def begun(self) -> bool:
@@ -56,14 +59,19 @@ class Draining:
     async def drain(self, limit_s: float) -> Drained:
         """Takes nothing new, lets what runs go on up to the limit, and cuts off the rest.
 
-        Once begun it goes on to its end, whether or not its caller waits. Another call joins it,
-        and may bring the limit forward.
+        Turns that run then are cancelled, with their output kept. Once begun it goes on to its end,
+        whether or not its caller waits. Another call joins it, and may bring the limit forward.
         """
         self._limit_to(limit_s)
         if self._work is None:
             self._begin(limit_s)
             self._work = asyncio.create_task(self._run())
         return await asyncio.shield(self._work)
+
+    async def leave(self, limit_s: float) -> Drained:
+        """The same, but leaves turns that run at the limit as they are, for the next server."""
+        self._leaves_turns = True
+        return await self.drain(limit_s)
 
     def _limit_to(self, limit_s: float) -> None:
         """Sets the limit, or brings it forward."""
@@ -95,14 +103,16 @@ class Draining:
         for wait in pending:
             wait.cancel()
         num_calls, num_cancelled = self._supervision.num_calls, 0
-        self._long_calls.cut_off(_draining())
-        if registry is not None:
+        if registry is not None and not self._leaves_turns:
             num_cancelled = registry.cancel_turns()
             await registry.wait_turns(_TURN_END_S)
+        self._long_calls.cut_off(_draining())
         await self._supervision.wait_idle(_CALL_END_S)
+        num_left = registry.num_live_turns if registry is not None else 0
         return Drained(
-            num_finished=num_turns - num_cancelled,
+            num_finished=num_turns - max(num_cancelled, num_left),
             num_cancelled=num_cancelled,
+            num_left=num_left,
             num_calls=num_calls,
         )
 

@@ -14,9 +14,18 @@ from antiphon.v1.inference_pb2 import (
     StreamGenerateResponse,
 )
 from antiphon.v1.inference_pb2_grpc import InferenceServiceStub
-from antiphon.v1.types_pb2 import Failure, GoAway
+from antiphon.v1.types_pb2 import (
+    Failure,
+    GenerationConfig,
+    GoAway,
+    Prompt,
+    SamplingParams,
+    StopConditions,
+)
 
 from antiphon_server.answer_size import MAX_ANSWER_BYTES
+from support.fake_engine import FakeEngine
+from support.inference_server import InferenceServer
 
 
 @dataclass
@@ -126,3 +135,50 @@ class Multiplexer:
             pass
         finally:
             self._news.set()
+
+
+@dataclass
+class MultiplexSetup:
+    """A server of one model that says what a fake engine does."""
+
+    engine: FakeEngine
+    server: InferenceServer
+
+    def open(self, **options: object) -> Multiplexer:
+        return Multiplexer(self.server.stub, **options)
+
+    async def until_idle(self) -> None:
+        """Waits until neither engine nor front end has anything left."""
+        admission = self.server.generator.admission
+        await until(
+            lambda: (
+                not self.engine.num_running + self.engine.num_waiting
+                and not admission.num_running + admission.num_waiting
+            )
+        )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - polls what another party changes
+            await asyncio.sleep(0.002)
+
+
+def say(text: str = "one two", *, seed: int = 11, num_tokens: int = 20) -> GenerateRequest:
+    return GenerateRequest(
+        prompt=Prompt(text=text),
+        config=GenerationConfig(
+            sampling=SamplingParams(seed=seed),
+            stop=StopConditions(max_output_tokens=num_tokens, ignore_eos=True),
+        ),
+    )
+
+
+def endless() -> GenerateRequest:
+    return say(num_tokens=240)
+
+
+async def stream_text(server: InferenceServer, request: GenerateRequest) -> str:
+    responses = [response async for response in server.stub.StreamGenerate(request)]
+    assert all(isinstance(response, StreamGenerateResponse) for response in responses)
+    return "".join(response.delta.text for response in responses)

@@ -91,6 +91,14 @@ class ConverseStream:
         self._incoming.add_done_callback(lambda _: self._attachment.wake.set())
         self._watch.start()
 
+    def send_away(self, go_away: GoAway, end: AntiphonError) -> None:
+        """Tells the caller, and ends behind the turns that it tells of."""
+        self._attachment.send_away(go_away, end)
+
+    def cut_off(self, end: AntiphonError) -> None:
+        """Ends behind what there is to tell."""
+        self._attachment.cut(end)
+
     def close(self) -> None:
         """Lets go of the session. Idempotent; never waits."""
         if self._closed:

@@ -36,6 +36,7 @@ from grpc.aio import ServicerContext
 
 from antiphon_server.answer_size import check_answer_size
 from antiphon_server.caller import caller_of, traceparent_of
+from antiphon_server.long_calls import LongCalls
 from antiphon_server.services.converse import Conversation
 from antiphon_server.services.reader_watch import grace_of
 from antiphon_server.services.turn_events import TurnEvents
@@ -57,8 +58,10 @@ _TURN_HINT = "the turn's events, which RunTurn replays for its id, have no such 
 class SessionService(session_pb2_grpc.SessionServiceServicer):
     """Checks, calls the registry and translates."""
 
-    def __init__(self, registry: SessionRegistry) -> None:
+    def __init__(self, registry: SessionRegistry, long_calls: LongCalls) -> None:
+        """Sets where the sessions are, and where calls stand that are told before they end."""
         self._registry = registry
+        self._long_calls = long_calls
 
     async def CreateSession(
         self, request: CreateSessionRequest, context: ServicerContext[CreateSessionRequest, Session]
@@ -107,9 +110,10 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         )
         # Also where the handler is not told that its call has ended.
         context.add_done_callback(lambda _: conversation.close())  # type: ignore[arg-type]  # Odd stub.
-        async with contextlib.aclosing(conversation.run(request_iterator)) as frames:
-            async for frame in frames:
-                yield frame
+        with self._long_calls.hold_stream(conversation):
+            async with contextlib.aclosing(conversation.run(request_iterator)) as frames:
+                async for frame in frames:
+                    yield frame
 
     async def RunTurn(
         self, request: RunTurnRequest, context: ServicerContext[RunTurnRequest, TurnEvent]
@@ -207,7 +211,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         told = TurnEvents(session, log, spec, grace_of(self._registry.surroundings))
         # Also where the handler is not told that its call has ended.
         context.add_done_callback(lambda _: told.close())  # type: ignore[arg-type]  # Odd stub.
-        with contextlib.closing(told):
+        with contextlib.closing(told), self._long_calls.hold(told):
             async with contextlib.aclosing(told.events()) as events:
                 async for event in events:
                     yield event

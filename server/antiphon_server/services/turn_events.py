@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from antiphon.v1.session_pb2 import TurnEvent
+from antiphon.v1.types_pb2 import GoAway
 
 from antiphon_engine.api.errors import AntiphonError
 from antiphon_server.services.converse_stream import slow_consumer
@@ -22,6 +23,7 @@ class TurnEvents:
         self._reader = log.open_reader(asyncio.Event(), spec)
         self._watch = ReaderWatch(grace, self._lose)
         self._end: AntiphonError | None = None
+        self._cut: AntiphonError | None = None
         self._closed = False
 
     async def events(self) -> AsyncGenerator[TurnEvent, None]:
@@ -39,8 +41,19 @@ class TurnEvents:
                     yield event
                 if self._end is not None:
                     raise self._end
-            if not reader.finished:
-                await reader.wake.wait()
+            if reader.finished:
+                return
+            if self._cut is not None:
+                raise self._cut
+            await reader.wake.wait()
+
+    def send_away(self, go_away: GoAway, end: AntiphonError) -> None:
+        """Nothing: it ends with its turn, and can't tell its caller anything else."""
+
+    def cut_off(self, end: AntiphonError) -> None:
+        """Ends the call behind what there is to tell; the turn goes on."""
+        self._cut = end
+        self._reader.wake.set()
 
     def close(self) -> None:
         """Lets go of the turn. Idempotent; never waits."""

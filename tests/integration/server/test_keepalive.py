@@ -15,6 +15,14 @@ from antiphon.v1.inference_pb2 import GenerateRequest
 from antiphon.v1.inference_pb2_grpc import InferenceServiceStub
 from antiphon.v1.model_pb2 import ListModelsRequest
 from antiphon.v1.model_pb2_grpc import ModelServiceStub
+from antiphon.v1.session_pb2 import (
+    ConverseRequest,
+    ConverseResponse,
+    CreateSessionRequest,
+    OpenSession,
+    StartTurn,
+    StreamTurnEventsRequest,
+)
 from antiphon.v1.types_pb2 import GenerationConfig, GoAway, Prompt, StopConditions
 
 from antiphon_server.config import ServerConfig
@@ -22,7 +30,8 @@ from antiphon_server.transport import transport_options
 from support.fake_engine import FACTS, FakeEngine
 from support.leaving_client import KINDS
 from support.multiplexing import Multiplexer
-from support.server import RunningServer, running_server
+from support.server import RunningServer, details_of, running_server
+from support.session_rows import user
 
 PING_EVERY_MS = 200
 QUICK_PINGS = "server.min_ping_interval_s=0.1"
@@ -178,3 +187,32 @@ async def test_transport_waits_for_what_is_told_in_band() -> None:
     # A stream that began just before the connection took no more is told at an age of 100 s.
     assert options["grpc.max_connection_age_ms"] == 100_000
     assert earliest_ms > (1.1 * 100 + 100 + 10 - 2) * 1000
+
+
+async def read_into(frames: list[ConverseResponse], call: grpc.aio.StreamStreamCall) -> None:
+    while (frame := await call.read()) is not grpc.aio.EOF:
+        frames.append(frame)
+
+
+async def test_conversation_is_told_of_its_age_and_its_turn_outlives_it(tmp_path: Path) -> None:
+    settings = ("server.max_connection_age_s=0.2", "server.max_connection_age_grace_s=0.2")
+    async with held_server(tmp_path, *settings) as (running, engine):
+        await running.sessions.CreateSession(CreateSessionRequest(session_id="s"))
+        call = running.sessions.Converse()
+        await call.write(ConverseRequest(open=OpenSession(name="sessions/s")))
+        turn = StartTurn(turn_id="t", items=[user("hi")], config=REQUEST.config)
+        await call.write(ConverseRequest(generate=turn))
+        frames: list[ConverseResponse] = []
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read_into(frames, call)
+        engine.release()
+        events = running.sessions.StreamTurnEvents(
+            StreamTurnEventsRequest(name="sessions/s/turns/t")
+        )
+        told = [event async for event in events]
+
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert details_of(caught.value)["ErrorInfo"].reason == "DRAINING"
+    (away,) = [frame.go_away for frame in frames if frame.HasField("go_away")]
+    assert away.reason == GoAway.REASON_MAX_AGE
+    assert told[-1].completed.usage.output_tokens == 200

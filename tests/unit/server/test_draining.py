@@ -18,6 +18,7 @@ from antiphon.v1.session_pb2 import (
     OpenSession,
     RunTurnRequest,
     StartTurn,
+    StreamTurnEventsRequest,
     Turn,
 )
 from antiphon.v1.types_pb2 import FinishReason, GenerationConfig, GoAway, Prompt, StopConditions
@@ -272,17 +273,40 @@ async def test_drain_goes_on_without_the_one_who_asked(setup: Setup) -> None:
     assert await setup.drain() == DrainResponse(num_finished=1)
 
 
-async def test_server_that_is_closed_cuts_off_what_a_drain_still_waits_for(setup: Setup) -> None:
-    await setup.start_turn("s")
-    await setup.say_a_little(1)
-    answer = setup.drain()
-    await setup.until_draining()
+async def test_server_that_is_stopped_leaves_turns_to_the_next_one(tmp_path: Path) -> None:
+    async with serving(tmp_path) as setup:
+        attached = await setup.start_turn("attached")
+        left = await setup.start_turn("left")
+        left.cancel()
+        call = await open_conversation(setup, "sessions/left")
+        await setup.say_a_little(2)
+        answer = setup.drain()
+        await setup.until_draining()
 
-    num_cut_off = await setup.running.server.close(0)
+        num_cut_off = await setup.running.server.close(0)
 
-    assert num_cut_off >= 1
-    assert setup.engine.num_running == 0
-    assert await answer == DrainResponse(num_cancelled=1)
+        assert num_cut_off >= 2
+        assert await answer == DrainResponse()
+        assert await reason_of(read_to_end(attached)) == "DRAINING"
+        assert await reason_of(read_to_end(call)) == "DRAINING"
+    async with serving(tmp_path) as setup:
+        setup.engine.release()
+        for session in ("attached", "left"):
+            events = setup.running.sessions.StreamTurnEvents(
+                StreamTurnEventsRequest(name=f"sessions/{session}/turns/t")
+            )
+            completed = (await read_to_end(events))[-1].completed  # type: ignore[attr-defined]
+            assert completed.finish_reason == FinishReason.FINISH_REASON_MAX_OUTPUT_TOKENS
+            assert completed.usage.output_tokens == 200
+
+
+async def test_stream_that_was_never_opened_ends_with_the_drain(setup: Setup) -> None:
+    call = setup.running.sessions.Converse()
+    await until(lambda: setup.running.server.supervision.num_calls == 1)
+
+    assert await setup.drain() == DrainResponse()
+
+    assert await reason_of(call.read()) == "DRAINING"
 
 
 @pytest.mark.parametrize("seconds", [-1, 86_401])

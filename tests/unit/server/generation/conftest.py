@@ -1,10 +1,14 @@
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from antiphon_server.offload import Offload
-from support.served_models import TextSide, load_text_side
+from antiphon_server.services.multiplex import MultiplexLimits
+from support.fake_engine import FakeEngine
+from support.inference_server import inference_server
+from support.multiplexing import MultiplexSetup
+from support.served_models import TextSide, load_text_side, served_model
 from support.tiny_tokenizers import save_byte_fallback_tokenizer, save_byte_level_tokenizer
 
 
@@ -47,3 +51,15 @@ def with_start_token(tmp_path_factory: pytest.TempPathFactory) -> TextSide:
     }
     path.write_text(json.dumps(definition), encoding="utf-8")
     return load_text_side(directory)
+
+
+@pytest.fixture
+async def multiplex(text: TextSide, offload: Offload) -> AsyncIterator[MultiplexSetup]:
+    """Streams of which four requests run at a time; nothing is left of them behind the test."""
+    engine = FakeEngine(max_running=8)
+    limits = MultiplexLimits(max_running=4)
+    model = served_model(text, engine)
+    async with inference_server(model, offload, multiplex_limits=limits) as server:
+        made = MultiplexSetup(engine, server)
+        yield made
+        await made.until_idle()
