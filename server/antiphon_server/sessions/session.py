@@ -155,7 +155,12 @@ class LiveSession:
 
     def take_up(self, turn: LiveTurn) -> None:
         """Takes in a turn that an earlier server accepted; its place is known already."""
+        if turn.request.interrupts:
+            # What was delivered of those before went with that server: all that is kept stays.
+            for earlier in self._queue.live:
+                self._queue.cancel(earlier, discards=False)
         self._queue.take_up(turn)
+        self._absences.note_leaving(turn)
 
     async def cancel_turn(self, turn_id: str, *, discards: bool) -> LiveTurn | None:
         """Stops a turn; None: it has ended already. Its log tells when it has.

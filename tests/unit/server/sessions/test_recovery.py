@@ -5,14 +5,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from antiphon.v1.session_pb2 import HistoryPoint, Turn, TurnCursor, TurnEvent
-from antiphon.v1.types_pb2 import GenerationConfig, OutputOptions, StopConditions
+from antiphon.v1.session_pb2 import (
+    HistoryPoint,
+    Session,
+    StartTurn,
+    Turn,
+    TurnCursor,
+    TurnEvent,
+)
+from antiphon.v1.types_pb2 import (
+    FINISH_REASON_CANCELLED,
+    GenerationConfig,
+    OutputOptions,
+    StopConditions,
+)
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.empty_pb2 import Empty
 
 from antiphon_server.endurance import PROGRESS_TOKENS
 from antiphon_server.sessions.event_log import ReaderSpec
 from antiphon_server.sessions.limits import SessionLimits
+from antiphon_server.sessions.records import TurnOrder, TurnRow
 from support.crashes import copy_left_behind
 from support.session_bench import (
     KEY,
@@ -321,3 +334,60 @@ async def test_cancelled_turn_keeps_what_was_generated_before_the_crash(spec: Be
     assert turn.state == Turn.STATE_COMPLETED
     assert turn.usage.output_tokens == 9
     assert turn.output.text
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+async def test_turn_that_ends_with_its_stream_waits_for_its_caller(
+    spec: BenchSpec, comes_back: bool
+):
+    spec.limits = replace(EAGER, reconnect_grace_s=0.05)
+    async with session_bench(spec) as bench:
+        await bench.create()
+        bench.engine.hold()
+        frame = generate_frame(
+            "one", "t1", max_tokens=SIZE, on_disconnect=StartTurn.ON_DISCONNECT_CANCEL
+        )
+        await start_all(bench, frame)
+        await step_and_keep(bench, 9)
+        left = copy_left_behind(spec.path)
+    async with session_bench(replace(spec, path=left)) as bench:
+        bench.engine.hold()
+        if comes_back:
+            talk = bench.converse(open_frame())
+            await talk.until(is_kind("accepted"))
+        await asyncio.sleep(0.1)
+        bench.engine.release()
+        await eventually(lambda: not bench.registry.num_live_turns)
+        turn = await bench.turn("t1")
+
+    assert turn.state == Turn.STATE_COMPLETED
+    assert turn.usage.output_tokens == (SIZE if comes_back else 9)
+
+
+async def test_interrupting_turn_interrupts_over_the_crash(spec: BenchSpec):
+    async with session_bench(spec) as bench:
+        await bench.create()
+        bench.engine.hold()
+        await start_all(bench, generate_frame("one", "t1", max_tokens=SIZE))
+        await step_and_keep(bench, 9)
+        # The crash comes between the new turn's acceptance and the end of the one before.
+        order = start_turn("two", "t2", if_busy=StartTurn.IF_BUSY_INTERRUPT)
+        row = TurnRow(
+            position=2,
+            turn_id="t2",
+            generates=True,
+            fingerprint=b"f",
+            turn=Turn(name=KEY.turn_name("t2"), state=Turn.STATE_QUEUED, input=order.items),
+            order=TurnOrder(request=order, accepted=Session(defaults=order.config)),
+        )
+        await bench.store.accept_turn(KEY, row, max_stored_bytes=1 << 30)
+        left = copy_left_behind(spec.path)
+    async with session_bench(replace(spec, path=left)) as bench:
+        second = await follow(bench, "t2")
+        first, session = await bench.turn("t1"), await bench.session()
+
+    assert first.output.finish_reason == FINISH_REASON_CANCELLED
+    assert first.usage.output_tokens == 9
+    assert second[-1].HasField("completed")
+    assert session.num_turns == 2
+    assert bench.prompts[1][: len(bench.prompts[0])] == bench.prompts[0]
