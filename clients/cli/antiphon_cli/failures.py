@@ -24,9 +24,9 @@ def explain(error: ServerError, target: str) -> str:
         )
     text = " ".join(error.message.split()) or error.code.name
     if isinstance(error, BadCredential):
-        text += "; name a token with --token-file"
+        text = f"{text.rstrip('.')}; name a token with --token-file"
     if isinstance(error, SessionAttached):
-        text += "; leave it to the other, or take it with --take-over"
+        text = f"{text.rstrip('.')}; leave it to the other, or take it with --take-over"
     if error.code is StatusCode.UNIMPLEMENTED and not error.reason:
         text = (
             f"what answers at {target} doesn't know this call; "
