@@ -94,7 +94,7 @@ async def test_what_is_told_again_is_acknowledged_although_it_is_no_news():
         turn = await session.send("count", turn_id="t")
         assert await turn.answer() == "".join(numbered("t", 1))
 
-    assert servicer.epoch == 3
+    assert len(servicer.openings) == servicer.epoch == 3
 
 
 async def test_what_is_told_again_while_the_reader_is_slow_is_acknowledged_once_he_reads_on():
@@ -105,6 +105,8 @@ async def test_what_is_told_again_while_the_reader_is_slow_is_acknowledged_once_
         await servicer.until(lambda: len(servicer.openings) == 2)
         await asyncio.sleep(0.05)
         assert "".join(read) + await turn.answer() == "".join(numbered("t", 1))
+
+    assert len(servicer.openings) == 2
 
 
 async def test_a_turn_that_nobody_reads_does_not_hold_the_others_back():

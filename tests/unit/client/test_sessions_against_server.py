@@ -176,3 +176,22 @@ async def test_the_example_of_a_session_that_outlives_its_server_runs(running):
     assert process.returncode == 0
     assert lines[0].startswith("This is sessions/")
     assert lines[-1].endswith("tokens]")
+
+
+async def test_a_session_outlives_the_age_limits_of_its_connections(tmp_path):
+    settings = ["server.max_connection_age_s=1"]
+    async with (
+        running_server(tmp_path, engine=engine(0.004), settings=settings) as server,
+        Client(server.target, PATIENT) as client,
+        client.new_session() as session,
+    ):
+        answers, num_aged = [], 0
+        for number in range(3):
+            turn = await session.send("count", at_most(350), turn_id=f"t{number}")
+            answers.append(await turn.answer())
+            num_aged += session.go_away is not None
+        kept = [turn.output.text async for turn in session.turns()]
+
+    assert kept == answers
+    assert num_aged > 0, "no stream was asked to end"
+    assert session.ended is None or session.ended.code.name == "CANCELLED"
