@@ -63,14 +63,12 @@ class TurnWrites:
         )
         connection.execute(f"DELETE FROM checkpoints WHERE {_OF_SESSION} AND position = ?", place)
 
-    def supersede(
-        self, connection: sqlite3.Connection, key: SessionKey, *, after: int, before: int | None
-    ) -> None:
-        """Takes the turns between two positions out of the history; None: up to the last one."""
+    def supersede(self, connection: sqlite3.Connection, key: SessionKey, *, after: int) -> None:
+        """Takes the turns behind a position out of the history."""
         connection.execute(
             f"UPDATE turns SET state = {SUPERSEDED}, owner = ?, epoch = ? WHERE {_OF_SESSION}"
-            f" AND state = {COMPLETED} AND position > ? AND (? IS NULL OR position < ?)",
-            (self.owner, self.epoch, key.tenant, key.session_id, after, before, before),
+            f" AND state = {COMPLETED} AND position > ?",
+            (self.owner, self.epoch, key.tenant, key.session_id, after),
         )
 
     def share(

@@ -119,9 +119,8 @@ class Writes:
         """See SessionStore.end_turn."""
         self._replace_session(connection, session)
         if superseded_after is not None:
-            self.turns.supersede(
-                connection, session.key, after=superseded_after, before=turn.position
-            )
+            # The turn itself is not in the history yet.
+            self.turns.supersede(connection, session.key, after=superseded_after)
         self.turns.end(connection, session.key, turn)
 
     def rewind(self, connection: sqlite3.Connection, rewound: Rewound) -> None:
@@ -129,7 +128,7 @@ class Writes:
         if rewound.receipt is not None:
             find_answer(connection, rewound.receipt)
         self._replace_session(connection, rewound.row)
-        self.turns.supersede(connection, rewound.row.key, after=rewound.position, before=None)
+        self.turns.supersede(connection, rewound.row.key, after=rewound.position)
         _write_receipt(connection, rewound.receipt)
 
     def _replace_session(self, connection: sqlite3.Connection, row: SessionRow) -> None:
