@@ -24,6 +24,7 @@ from antiphon_server.event_loop import new_event_loop
 from antiphon_server.logs import configure_logging
 from antiphon_server.model_loading import TextSide, load_text_side, served_model
 from antiphon_server.progress import Progress
+from antiphon_server.service_notices import ServiceNotices
 from antiphon_server.settings import in_force
 
 FAILED: Final = 2
@@ -33,7 +34,12 @@ _CUT_SHORT: Final = 130
 T = TypeVar("T")
 
 
-def run(config: Config, *, engine_command: Sequence[str] | None = None) -> int:
+def run(
+    config: Config,
+    *,
+    engine_command: Sequence[str] | None = None,
+    notices: ServiceNotices | None = None,
+) -> int:
     """Serves until SIGTERM or SIGINT and returns the exit status; a second signal exits at once.
 
     Prints one line on standard output once calls are answered; a start that fails, one on standard
@@ -42,17 +48,20 @@ def run(config: Config, *, engine_command: Sequence[str] | None = None) -> int:
     Args:
         config: The settings in force.
         engine_command: Runs the engine process; None: this Python's engine.
+        notices: What tells a service manager; None: nobody is told.
     """
     configure_logging(config.logging, sys.stderr)
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            return runner.run(_serve(config, engine_command))
+            return runner.run(_serve(config, engine_command, notices or ServiceNotices()))
     except StartupError as error:
         print(f"antiphon: {error}", file=sys.stderr)
         return FAILED
 
 
-async def _serve(config: Config, engine_command: Sequence[str] | None) -> int:
+async def _serve(
+    config: Config, engine_command: Sequence[str] | None, notices: ServiceNotices
+) -> int:
     stop = asyncio.Event()
     _catch_signals(stop)
     log = structlog.get_logger()
@@ -61,14 +70,17 @@ async def _serve(config: Config, engine_command: Sequence[str] | None) -> int:
     server = Server(config)
     engine: EngineLink | None = None
     start = asyncio.create_task(_start(config, server, engine_command))
+    life = asyncio.create_task(notices.keep_alive())
     try:
         await _either(start, stop)
         if not start.done():
             return 0
         engine = start.result()
+        notices.tell_ready()
         await stop.wait()
         log.info("stopping", limit_s=config.server.drain_limit_s)
     finally:
+        notices.tell_stopping()
         start.cancel()
         await asyncio.wait({start})
         if not start.cancelled() and start.exception() is None:
@@ -76,6 +88,7 @@ async def _serve(config: Config, engine_command: Sequence[str] | None) -> int:
         num_cut_off = await server.close(config.server.drain_limit_s)
         if engine is not None:
             await engine.close()
+        life.cancel()
     log.info("stopped", num_cut_off=num_cut_off)
     return 0
 

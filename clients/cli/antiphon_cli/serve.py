@@ -102,8 +102,9 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{key} = {value}")
         return 0
     from antiphon_server import serve
+    from antiphon_server.service_notices import ServiceNotices
 
-    return serve.run(config)
+    return serve.run(config, notices=ServiceNotices.from_environment(os.environ))
 
 
 def _sets(arguments: argparse.Namespace) -> list[str]:
