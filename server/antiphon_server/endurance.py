@@ -1,6 +1,7 @@
 """Requests that outlive their engine: where it dies, they go on in the next one."""
 
 import asyncio
+import contextlib
 from array import array
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +18,8 @@ from antiphon_engine.api.messages import FinishReason, GenerationRequest
 
 PROGRESS_TOKENS: Final = 16
 """An attempt that brings so many tokens is no reason to give up."""
+SUSPECT_ATTEMPTS: Final = 2
+"""Behind so many attempts that brought nothing, a request may be what the engine dies of."""
 _RETRY_DELAY_S: Final = 0.2
 
 
@@ -65,6 +68,9 @@ class EngineReadiness:
     """Lets any number wait for an engine, with one callback."""
 
     def __init__(self, engine: EngineHandle) -> None:
+        self.probation: Final = asyncio.Lock()
+        """Held by the one request at a time that is tried although it may be what engines die of:
+        the others of its kind wait, so that its deaths don't count as theirs."""
         self._ready = asyncio.Event()
         engine.on_state_change(self._note)
         self._note(engine.state)
@@ -113,7 +119,8 @@ class EnduringStream:
         self._give_up_at: float | None = None  # On the loop's clock.
         self._held = False
         self._ending = False
-        if engine.state is EngineState.READY:
+        self._on_probation = False
+        if engine.state is EngineState.READY and not self._is_suspect:
             self._try_to_submit()
 
     async def next(self) -> RequestNews:
@@ -149,6 +156,7 @@ class EnduringStream:
     def hold(self) -> None:
         """See RequestStream."""
         self._held = True
+        self._end_probation()
         if self._stream is not None:
             self._stream.hold()
 
@@ -161,12 +169,17 @@ class EnduringStream:
     def close(self) -> None:
         """See RequestStream."""
         self._ending = True
+        self._end_probation()
         if self._stream is not None:
             self._stream.close()
 
     @property
     def _num_tokens(self) -> int:
         return self._request.num_resumed_tokens + len(self._new_ids)
+
+    @property
+    def _is_suspect(self) -> bool:
+        return self._endurance.attempts.num >= SUSPECT_ATTEMPTS
 
     def _try_to_submit(self) -> None:
         """Submits what is left of the request, unless the engine doesn't take it now."""
@@ -190,6 +203,8 @@ class EnduringStream:
         Raises:
             AntiphonError: ENGINE_DOWN, it has not been within the limit; INTERNAL.
         """
+        if self._is_suspect:
+            await self._begin_probation()
         loop = asyncio.get_running_loop()
         if self._give_up_at is None:
             self._give_up_at = loop.time() + self._endurance.wait_s
@@ -207,6 +222,18 @@ class EnduringStream:
                 retry_delay_s=2.0,
             ) from None
 
+    async def _begin_probation(self) -> None:
+        """Waits until no other suspect is tried; not for ever."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._endurance.wait_s):
+                await self._readiness.probation.acquire()
+                self._on_probation = True
+
+    def _end_probation(self) -> None:
+        if self._on_probation:
+            self._on_probation = False
+            self._readiness.probation.release()
+
     def _outlives(self, error: AntiphonError) -> bool:
         if error.reason is ErrorReason.OVERLOADED:
             # It has been let in; so many others that come back at once don't change that.
@@ -218,6 +245,7 @@ class EnduringStream:
         assert self._stream is not None
         self._stream.close()
         self._stream = None
+        self._end_probation()
         self._num_steps += len(self._new_ids) - self._num_new_before
 
     def _joined(self, news: RequestNews) -> RequestNews:
@@ -230,6 +258,8 @@ class EnduringStream:
         if output is not None:
             self._new_ids.extend(output.token_ids)
             self._endurance.attempts.note_progress(self._num_tokens)
+            if self._on_probation and (output.ended is not None or not self._is_suspect):
+                self._end_probation()
             if output.ended is not None:
                 output.num_steps += self._num_steps
         return news

@@ -59,7 +59,7 @@ class Generator:
         self._tenancy = tenancy or unlimited_tenancy()
         self._offload = offload
         self._clock_ns = clock_ns
-        self._readiness = EngineReadiness(model.engine)
+        self.readiness: Final = EngineReadiness(model.engine)
         self.admission: Final = Admission(
             engine=model.engine,
             max_queued_requests=model.limits.max_queued_requests,
@@ -111,7 +111,7 @@ class Generator:
         if spec.endurance is None:
             return engine.submit(request, max_unread_bytes=self._max_unread_bytes)
         return EnduringStream(
-            request, engine=engine, readiness=self._readiness, endurance=spec.endurance
+            request, engine=engine, readiness=self.readiness, endurance=spec.endurance
         )
 
 

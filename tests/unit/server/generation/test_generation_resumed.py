@@ -18,11 +18,13 @@ from antiphon.v1.types_pb2 import (
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.handle import EngineState
+from antiphon_engine.api.messages import GenerationRequest
 from antiphon_server.endurance import PROGRESS_TOKENS, Attempts, Endurance
 from antiphon_server.generation import Event, Generation
 from antiphon_server.generation_output import NewTokens
 from antiphon_server.offload import Offload
 from support.fake_engine import FakeEngine, fixed_ids
+from support.fake_request import FakeRequest
 from support.generations import Bench, check_events, deltas_of, finish_of, text_of
 from support.served_models import TextSide, served_model
 
@@ -32,6 +34,7 @@ SAYINGS = [
     ("a 🙂 stop 你好 HERE and no further", ["好 HERE"]),
     ("nearly HAL but then HALT at last", ["HALT"]),
 ]
+POISON = 999
 REPORTED = OutputOptions(token_ids=True, top_logprobs=2)
 
 
@@ -230,6 +233,41 @@ async def test_engine_that_dies_of_it_again_and_again_is_spared(
     assert caught.value.reason is ErrorReason.INTERNAL
     assert caught.value.metadata == {"attempts": "3", "limit": "3"}
     assert len(engine.requests) == 3
+
+
+class PoisonableEngine(FakeEngine):
+    """Dies of prompts that end in POISON."""
+
+    def submit(self, request: GenerationRequest) -> FakeRequest:
+        stream = super().submit(request)
+        if POISON in stream.prompt:
+            asyncio.get_running_loop().call_soon(self.die)
+        return stream
+
+    def die(self) -> None:
+        self.set_state(EngineState.DOWN)
+        self.set_state(EngineState.READY)
+
+
+async def test_what_an_engine_dies_of_takes_no_other_along(
+    text: TextSide, offload: Offload
+) -> None:
+    engine = PoisonableEngine()
+    bench = Bench.of(served_model(text, engine), offload)
+    config = _budget(2 * PROGRESS_TOKENS)
+    prompts = [(1, 2), (3, POISON), (4, 5), (6, 7)]
+    generations = [
+        bench.start(config, prompt_ids=prompt, endurance=endurance(most=3)) for prompt in prompts
+    ]
+
+    told = await asyncio.wait_for(
+        asyncio.gather(*map(_collect, generations), return_exceptions=True), 10
+    )
+
+    failed = [number for number, events in enumerate(told) if isinstance(events, AntiphonError)]
+    assert failed == [1]
+    assert sum(POISON in request.prompt for request in engine.requests) == 3
+    assert not bench.generator.readiness.probation.locked()
 
 
 async def test_attempts_that_get_on_are_not_counted(text: TextSide, offload: Offload) -> None:
