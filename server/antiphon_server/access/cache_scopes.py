@@ -67,7 +67,7 @@ def _make_secret(path: Path) -> None:
     """Draws a secret; it is whole or not there, also if two servers start at once."""
     draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.write(file, secrets.token_hex(SECRET_BYTES).encode() + b"\n")
@@ -78,4 +78,6 @@ def _make_secret(path: Path) -> None:
             os.link(draft, path)
         os.unlink(draft)
     except OSError as error:
-        raise StartupError(f"server.secret_file: {path} can't be made: {error.strerror}") from error
+        raise StartupError(
+            f"store.path: the secret beside it, {path}, can't be made: {error.strerror}"
+        ) from error

@@ -55,6 +55,19 @@ def test_secret_is_drawn_once_and_is_its_owners_alone(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_folder_that_is_made_for_it_is_its_owners_alone(tmp_path: Path) -> None:
+    load_secret(tmp_path / "new" / "secret", may_make=True)
+
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+
+
+def test_secret_that_can_not_be_made_is_told_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(StartupError, match=r"store\.path: .*file/secret, can't be made"):
+        load_secret(tmp_path / "file" / "secret", may_make=True)
+
+
 def test_two_secrets_are_different(tmp_path: Path) -> None:
     drawn = [load_secret(tmp_path / name, may_make=True) for name in ("a", "b")]
 
