@@ -17,9 +17,9 @@ from google.protobuf.message import DecodeError, Message
 from grpc.aio import ServicerContext
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, FieldViolation, InvalidRequest
-from antiphon_server.access.authentication import Authenticate
+from antiphon_server.access.authentication import Authenticate, bad_credential
 from antiphon_server.access.guarded import guarded
-from antiphon_server.caller import Caller, note_caller
+from antiphon_server.caller import Caller, caller_of, note_caller
 from antiphon_server.offload import Offload
 from antiphon_server.status import CODES, to_rpc_status
 from antiphon_server.validation_unknown import check_unknown_fields
@@ -139,7 +139,7 @@ class _Method:
 
         async def answer(request: Requests, context: Context) -> Message:
             async with self._call(context):
-                return await behavior(await self._checked(request), context)
+                return await behavior(await self._checked(request, context), context)
 
         return answer
 
@@ -148,7 +148,7 @@ class _Method:
 
         async def generate(request: Requests, context: Context) -> AsyncGenerator[Message, None]:
             async with self._call(context):
-                checked = await self._checked(request)
+                checked = await self._checked(request, context)
                 # Closed here and now, so that a cancelled call lets go at once of what it holds.
                 async with contextlib.aclosing(behavior(checked, context)) as answers:
                     async for response in answers:
@@ -163,20 +163,32 @@ class _Method:
             metadata={"capability": self.name.replace("/", ".")},
         )
 
-    async def _checked(self, request: Requests) -> Message | AsyncIterator[Message]:
+    async def _checked(
+        self, request: Requests, context: Context
+    ) -> Message | AsyncIterator[Message]:
         """Refuses a request that can't be read, or has fields that this server does not know.
 
         Frames of a stream are looked through for fields where they are handled, so that one is
         refused without the others.
         """
         if not isinstance(request, Message | _Unreadable):
-            return _readable_ones(request)
+            return _readable_ones(request, self._still_the_caller(context))
         message = _readable(request)
         if message.ByteSize() > _LARGE_BYTES:
             await self.offload.run(check_unknown_fields, message, "")
         else:
             check_unknown_fields(message, "")
         return message
+
+    def _still_the_caller(self, context: Context) -> Callable[[], None]:
+        """Returns what refuses frames once their stream's credential holds no more."""
+        caller = caller_of(context)
+
+        def check() -> None:
+            if self.authenticate(context) != caller:
+                raise bad_credential()
+
+        return check
 
     def _call(self, context: Context) -> _Call:
         return _Call(self, context)
@@ -260,8 +272,11 @@ def _readable(request: Message | _Unreadable) -> Message:
     return request
 
 
-async def _readable_ones(requests: AsyncIterator[Message | _Unreadable]) -> AsyncIterator[Message]:
+async def _readable_ones(
+    requests: AsyncIterator[Message | _Unreadable], check: Callable[[], None]
+) -> AsyncIterator[Message]:
     async for request in requests:
+        check()
         yield _readable(request)
 
 

@@ -66,9 +66,9 @@ class CredentialCheck:
         token = _token_of(call)
         identity = self._by_certificate(call) if token is None else self._by_token(token)
         if identity is None or (self._needs_admin and not identity.admin):
-            raise _bad_credential()
+            raise bad_credential()
         if identity.expire_time is not None and identity.expire_time <= self._now():
-            raise _bad_credential()
+            raise bad_credential()
         return Caller(tenant=identity.tenant)
 
     def _by_token(self, token: str) -> Identity | None:
@@ -103,7 +103,8 @@ def _token_of(call: CallFacts) -> str | None:
     return value[len(_SCHEME) :].strip()
 
 
-def _bad_credential() -> AntiphonError:
+def bad_credential() -> AntiphonError:
+    """Returns the one error for every credential that is not taken."""
     return AntiphonError(
         ErrorReason.BAD_CREDENTIAL,
         "The call has no credential that this server takes; send the metadata"

@@ -128,6 +128,35 @@ async def test_stream_speaks_for_its_caller(server: RunningServer) -> None:
     assert [answer.opened.session.name async for answer in opened] == ["sessions/mine"]
 
 
+async def test_open_stream_ends_at_its_first_frame_behind_the_end_of_its_token(
+    server: RunningServer, tokens_file: Path
+) -> None:
+    make = session_pb2.CreateSessionRequest(session_id="mine")
+    await server.sessions.CreateSession(make, metadata=A, timeout=LIMIT_S)
+    frame = session_pb2.ConverseRequest(open=session_pb2.OpenSession(name="sessions/mine"))
+    stream = server.sessions.Converse(metadata=A, timeout=LIMIT_S)
+    await stream.write(frame)
+    await stream.read()
+
+    write_tokens(tokens_file, token_entry("tk-new", "acme"))
+    models = model_pb2.ListModelsRequest()
+    while await outcome(server.models.ListModels(models, metadata=A, timeout=LIMIT_S)) is None:
+        pass
+    await stream.write(session_pb2.ConverseRequest(cancel=session_pb2.CancelRequest(turn_id="t")))
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stream.read()
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def outcome(call: object) -> grpc.StatusCode | None:
+    try:
+        await ended(call)
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return None
+
+
 async def test_admin_port_takes_an_admin(server: RunningServer) -> None:
     request = admin_pb2.GetServerInfoRequest()
 
