@@ -128,8 +128,9 @@ class ConverseStream:
             told = False
             for frame in self._due():
                 told = True
-                with self._watch.writing():
-                    yield frame
+                self._watch.begin_write()
+                yield frame
+                self._watch.end_write()
             if told:
                 continue
             if attachment.end is not None and (attachment.is_cut or not self._has_turns):

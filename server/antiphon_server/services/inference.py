@@ -89,8 +89,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             watch.start()
             async with aclosing(stream_events(generation, spec)) as events:
                 async for event in events:
-                    with watch.writing():
-                        yield event
+                    watch.begin_write()
+                    yield event
+                    watch.end_write()
                     if watch.reader_left:
                         raise _slow_consumer(generation, grace)
 

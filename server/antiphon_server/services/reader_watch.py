@@ -1,8 +1,7 @@
 """Whether a stream's reader is there: one that takes nothing for too long loses its stream."""
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,14 +56,13 @@ class ReaderWatch:
         if self._timer is not None:
             self._timer.cancel()
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Counts the block as a wait for the transport."""
+    def begin_write(self) -> None:
+        """Begins a wait for the transport; one that is cut off needs no end."""
         self._write_since_ns = self._grace.clock_ns()
-        try:
-            yield
-        finally:
-            self._write_since_ns = None
+
+    def end_write(self) -> None:
+        """Ends the wait."""
+        self._write_since_ns = None
 
     def await_acknowledgement(self) -> None:
         """Counts the time from now on, or since an earlier call, as a wait."""

@@ -37,8 +37,9 @@ class TurnEvents:
         while not reader.finished:
             reader.wake.clear()
             while event := reader.read():
-                with self._watch.writing():
-                    yield event
+                self._watch.begin_write()
+                yield event
+                self._watch.end_write()
                 if self._end is not None:
                     raise self._end
             if reader.finished:

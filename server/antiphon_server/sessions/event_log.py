@@ -360,13 +360,8 @@ class EventReader:
         self.sequence = event.sequence
         if self.drives:
             self.log.weigh()
-        frame_id = self._frame_id
-        if event.HasField("accepted") and frame_id not in (None, event.accepted.frame_id):
-            told = TurnEvent()
-            told.CopyFrom(event)
-            told.accepted.frame_id = frame_id or ""
-            return told
-        return event
+        # `accepted` is the first event, and no other is.
+        return event if self.sequence > 1 or self._frame_id is None else self._renamed(event)
 
     def acknowledge(self, sequence: int) -> None:
         """Says that all up to a number, which was read, was taken in; never goes back."""
@@ -382,3 +377,9 @@ class EventReader:
     def close(self) -> None:
         """Lets go of the log."""
         self.log.close_reader(self)
+
+    def _renamed(self, accepted: TurnEvent) -> TurnEvent:
+        told = TurnEvent()
+        told.CopyFrom(accepted)
+        told.accepted.frame_id = self._frame_id or ""
+        return told
