@@ -86,8 +86,11 @@ async def spawn_engine(command: Sequence[str], start: EngineStart) -> EngineProc
     finally:
         theirs.close()
     assert process.stdin is not None
-    process.stdin.write(msgspec.json.encode(start))
-    process.stdin.close()
+    # One that has died already is noticed by whoever watches it. uvloop tells of that by a
+    # RuntimeError of its own.
+    with contextlib.suppress(RuntimeError, OSError):
+        process.stdin.write(msgspec.json.encode(start))
+        process.stdin.close()
     return EngineProcess(process, ours)
 
 
@@ -102,5 +105,8 @@ def link_of_this_process(arguments: Sequence[str]) -> socket.socket:
 
 
 def read_start(stream: BinaryIO) -> EngineStart:
-    """Reads what the front end says at the start."""
-    return msgspec.json.decode(stream.read(_MAX_START_BYTES), type=EngineStart)
+    """Reads what the front end says at the start. Ends the process where it ended before that."""
+    said = stream.read(_MAX_START_BYTES)
+    if not said:
+        sys.exit("The front end ended before it said how the engine is to run.")
+    return msgspec.json.decode(said, type=EngineStart)
