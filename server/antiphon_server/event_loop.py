@@ -6,7 +6,7 @@ import socket
 import struct
 import termios
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial
 from typing import Final
 
 _INT: Final = struct.Struct("i")
@@ -24,7 +24,6 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     loop = _plain_loop()
     add_reader = loop.add_reader
 
-    @wraps(add_reader)
     def add_reader_once_a_round(
         source: socket.socket | int, callback: Callable[..., object], *args: object
     ) -> None:
@@ -32,7 +31,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
             callback = partial(_call_behind_the_rest, source, callback)
         add_reader(source, callback, *args)
 
-    loop.add_reader = add_reader_once_a_round  # type: ignore[method-assign]
+    loop.add_reader = add_reader_once_a_round  # type: ignore[method-assign, assignment]
     return loop
 
 

@@ -94,8 +94,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             offload=self._offload,
             draw_request_id=self._draw_request_id,
         )
-        refused = self._authenticate.refuses(handler_call_details.invocation_metadata)
-        return wrapped.wrap(handler, reads=_leave_unread if refused else None)
+        return wrapped.wrap(handler)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +108,8 @@ class _Method:
     offload: Offload
     draw_request_id: Callable[[], str]
 
-    def wrap(self, handler: Handler, *, reads: Read | None) -> Handler:
-        """Returns a handler of the same kind that runs the given one inside a call.
-
-        Args:
-            handler: The given one.
-            reads: What reads messages in place of its own.
-        """
+    def wrap(self, handler: Handler) -> Handler:
+        """Returns a handler of the same kind that runs the given one inside a call."""
         behavior = (
             handler.unary_unary
             or handler.unary_stream
@@ -136,8 +130,7 @@ class _Method:
             (True, True): grpc.stream_stream_rpc_method_handler,
         }[handler.request_streaming, handler.response_streaming]
         assert handler.request_deserializer is not None
-        noting = reads or _note_failure(handler.request_deserializer)
-        read = cast("Callable[[bytes], Message]", noting)
+        read = cast("Callable[[bytes], Message]", _note_failure(handler.request_deserializer))
         made: Handler = make(wrapped, read, handler.response_serializer)
         return made
 
@@ -271,11 +264,6 @@ def _note_failure(read: Callable[[bytes], Message]) -> Read:
             return _Unreadable(str(error))
 
     return note_failure
-
-
-def _leave_unread(data: bytes) -> _Unreadable:
-    """Spares the event loop the messages, up to the largest, of callers without a credential."""
-    return _Unreadable(f"it has {len(data)} bytes and its caller no credential")
 
 
 def _readable(request: Message | _Unreadable) -> Message:
