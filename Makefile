@@ -8,10 +8,12 @@ CONFIGURE = $(BIN)/cmake -S native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN
 NATIVE_SOURCES := $(shell find native protos -name '*.cc' -o -name '*.h' -o -name '*.proto' -o -name '*.cmake' -o -name CMakeLists.txt)
 CXX_FILES := native tests/native tests/bench
 REQUESTS ?= 1000000
+KILLS ?= 2000
+CLIENTS ?= 6
 RUNS ?= 100000
 PIP_INSTALL = $(BIN)/pip install --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: help setup native serve check check-protos format test torture test-native test-native-threads soak fuzz bench bench-core bench-policies bench-tenants clean
+.PHONY: help setup native serve check check-protos format test stress torture test-native test-native-threads soak fuzz bench bench-core bench-policies bench-tenants clean
 .DEFAULT_GOAL := help
 # A virtual environment that was left half made is made again.
 .DELETE_ON_ERROR:
@@ -45,10 +47,14 @@ format: $(VENV)/.dev    ## Rewrites the sources in the project's style
 test: setup      ## Runs the Python tests, a file at a time on each core; ARGS="-n 0 …" takes one process
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
-torture: setup   ## Runs the tests with random lives 25 times as often: minutes
+stress: setup    ## Runs the tests with random lives 25 times as often: minutes
 	$(BIN)/pytest --scale 25 --timeout 1200 tests/integration/cases/test_scheduling_cancellations.py \
 	  tests/integration/cases/test_scheduling_unwritten_blocks.py \
 	  tests/integration/engine/test_engine_link.py $(ARGS)
+
+torture: setup   ## Kills a server KILLS (2000) times while CLIENTS (6) talk to it; REAL=1: with the real engine; SEED=…
+	$(BIN)/python tests/torture/run.py --kills $(KILLS) --clients $(CLIENTS) \
+	  $(if $(SEED),--seed $(SEED)) $(if $(REAL),--real) $(ARGS)
 
 test-native: $(NATIVE_BUILD)/.configured    ## Runs the C++ tests under the address and undefined-behaviour sanitizers
 	$(BIN)/cmake --build $(NATIVE_BUILD)
@@ -87,6 +93,9 @@ bench-tenants: setup    ## Measures what a tenant can feel of another's prompt, 
 
 bench-policies: setup    ## Measures scheduling on the default model: at once or in turn, a shared prompt, policies under pressure
 	$(BIN)/python tests/bench/core_model.py $(ARGS)
+
+bench-sessions: setup    ## Measures sessions: delivery at 256 and 512 streams, memory, the cost of a 500th turn; no model needed
+	$(BIN)/python tests/bench/sessions.py $(ARGS)
 
 clean:           ## Removes what was built, the virtual environment included
 	rm -rf build $(VENV)

@@ -33,7 +33,7 @@ class Auditor:
         """Reads a turn's events from its start; they must tell what was told before."""
         copy = TurnNotes(turn.turn_id, turn.frame)
         copy.stopped = turn.stopped
-        await self._unary.follow(session, copy)
+        await self._unary.follow_to_end(session, copy)
         self._tally.counts["turns_replayed"] += 1
         turn.compare(copy)
         if turn.generates and turn.completed and copy.longest != turn.kept_text:

@@ -67,6 +67,7 @@ class Patience:
         if time.monotonic() > self._end_s:
             raise ViolationError(Kind.UNRESUMED, f"{self._what} got nowhere; last: {why}")
         self._tally.counts["tries_again"] += 1
+        self._tally.note(f"{self._what} tries again: {why!r}")
         await asyncio.sleep(_RETRY_WAIT_S)
 
 

@@ -11,6 +11,7 @@ from antiphon.v1.session_pb2 import (
     ConverseResponse,
     OpenSession,
     StartTurn,
+    TurnCursor,
     TurnEvent,
 )
 from antiphon.v1.session_pb2_grpc import SessionServiceStub
@@ -75,6 +76,7 @@ class Talk:
         self._num_told: dict[str, int] = {}
         self._manner = Manner()
         self._num_streams = 0
+        self._life = 0
         self._num_frames = 0
         self._patience = Patience(tally, session.name)
 
@@ -100,7 +102,8 @@ class Talk:
         return [turn for turn in self._by_id.values() if turn.end is None]
 
     async def _stream(self) -> None:
-        call: Call = self._stub.Converse()
+        self._life = self._victim.num_lives
+        call: Call = self._stub.Converse(wait_for_ready=True)
         try:
             await self._open(call)
             await self._exchange(call)
@@ -161,8 +164,8 @@ class Talk:
             if frame is None:
                 raise BrokenError("the stream ended before its turns did")
             self._take(frame)
-            if self._manner.max_unacked_events and frame.HasField("turn_event"):
-                await self._acknowledge(call, frame.turn_event, half_closed=half_closed)
+            if self._manner.max_unacked_events and not half_closed:
+                await self._acknowledge(call, frame.turn_event)
             if self._num_frames == self._manner.breaks_after:
                 raise BrokenError("we broke it ourselves")
 
@@ -207,10 +210,10 @@ class Talk:
             await call
         return None
 
-    async def _acknowledge(self, call: Call, event: TurnEvent, *, half_closed: bool) -> None:
-        turn = self._by_id.get(event.turn_id)
-        if turn is not None and turn.end is None and not half_closed:
-            await call.write(ConverseRequest(frame_id="ack", ack=turn.cursor()))
+    async def _acknowledge(self, call: Call, event: TurnEvent) -> None:
+        if event.sequence:
+            place = TurnCursor(turn_id=event.turn_id, epoch=event.epoch, sequence=event.sequence)
+            await call.write(ConverseRequest(frame_id="ack", ack=place))
 
     def _take(self, frame: ConverseResponse) -> None:
         kind = frame.WhichOneof("frame")
@@ -223,7 +226,7 @@ class Talk:
                 raise ViolationError(
                     Kind.UNRESUMED, f"{self._session.name} tells of {event.turn_id} unasked"
                 )
-            take_event(turn, event, victim=self._victim, tally=self._tally)
+            take_event(turn, event, teller=Teller(self._victim, self._life), tally=self._tally)
             self._num_told[event.turn_id] = self._num_told.get(event.turn_id, 0) + 1
             self._patience.renew()
 
@@ -240,10 +243,20 @@ class Talk:
                 step.sent = False
 
 
-def take_event(turn: TurnNotes, event: TurnEvent, *, victim: Victim, tally: Tally) -> None:
+@dataclass(frozen=True, slots=True)
+class Teller:
+    """Who tells of a turn."""
+
+    victim: Victim
+    life: int
+    """The victim's lives as the call was made."""
+
+
+def take_event(turn: TurnNotes, event: TurnEvent, *, teller: Teller, tally: Tally) -> None:
     """Takes a turn's event in, and counts it. Raises ViolationError."""
+    victim = teller.victim
     was_accepted, was_ended = turn.accepted, turn.end is not None
-    turn.feed(event, life=victim.num_lives)
+    turn.feed(event, life=teller.life)
     tally.counts["events"] += 1
     tally.counts["resets"] += event.HasField("reset")
     if turn.accepted and not was_accepted:

@@ -123,7 +123,7 @@ class TurnNotes:
             raise ViolationError(
                 Kind.TEXT, f"{self.turn_id} says {shorter!r} to one and {longer!r} to another"
             )
-        if self.end is not None and other.end is not None:
+        if self.end is not None and other.end is not None and not (self.stopped or other.stopped):
             self._take_end(other.end)
 
     def feed(self, event: TurnEvent, *, life: int) -> None:

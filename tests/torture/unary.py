@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 from antiphon.v1.session_pb2 import (
@@ -35,7 +35,7 @@ from torture.calls import (
     verdict_of,
 )
 from torture.session_notes import SessionNotes
-from torture.talk import take_event
+from torture.talk import Teller, take_event
 from torture.tally import Kind, Tally, ViolationError
 from torture.turn_notes import TurnNotes
 from torture.victim import Victim
@@ -116,15 +116,26 @@ class Unary:
     async def run(self, session: SessionNotes, turn: TurnNotes) -> None:
         """Runs a turn to its end, by RunTurn first, then by that again or by its events."""
         assert isinstance(turn.frame, StartTurn)
-        patience = Patience(self._tally, turn.turn_id)
         request = RunTurnRequest(session=session.name, turn=turn.frame)
+
+        async def go_on() -> None:
+            if turn.accepted and self._rng.random() < 0.7:
+                await self.follow(session, turn)
+            else:
+                turn.begin_again()
+                await self._feed(turn, lambda: self._stub.RunTurn(request, wait_for_ready=True))
+
+        await self._until_end(turn, go_on)
+
+    async def follow_to_end(self, session: SessionNotes, turn: TurnNotes) -> None:
+        """Reads a turn's events to their end, however often they break off."""
+        await self._until_end(turn, lambda: self.follow(session, turn))
+
+    async def _until_end(self, turn: TurnNotes, go_on: Callable[[], Awaitable[None]]) -> None:
+        patience = Patience(self._tally, turn.turn_id)
         while turn.end is None:
             try:
-                if turn.accepted and self._rng.random() < 0.7:
-                    await self.follow(session, turn)
-                else:
-                    turn.begin_again()
-                    await self._feed(turn, self._stub.RunTurn(request))
+                await go_on()
             except (BrokenError, TimeoutError) as error:
                 await patience.rest(error)
             except RefusedError as refused:
@@ -141,7 +152,7 @@ class Unary:
             name=session.turn_name(turn), after_sequence=cursor.sequence, epoch=cursor.epoch
         )
         self._tally.counts["streams_resumed"] += 1
-        await self._feed(turn, self._stub.StreamTurnEvents(request))
+        await self._feed(turn, lambda: self._stub.StreamTurnEvents(request, wait_for_ready=True))
         if turn.end is None:
             raise ViolationError(
                 Kind.UNRESUMED, f"{turn.turn_id}: its events ended with OK before it did"
@@ -152,7 +163,7 @@ class Unary:
         request = GetTurnRequest(name=session.turn_name(turn))
         patience = Patience(self._tally, f"watching {turn.turn_id}")
         seen = TurnNotes(turn.turn_id, turn.frame)
-        seen.stopped = turn.stopped
+        seen.stopped = True  # Whoever asked for the turn judges whether it may fail.
         while seen.end is None:
             try:
                 read = await self._stub.GetTurn(request, timeout=ANSWER_LIMIT_S)
@@ -213,20 +224,26 @@ class Unary:
             if not token:
                 return turns
 
-    async def _feed(self, turn: TurnNotes, events: AsyncIterator[TurnEvent]) -> None:
+    async def _feed(
+        self, turn: TurnNotes, make_call: Callable[[], AsyncIterator[TurnEvent]]
+    ) -> None:
         """Takes a call's events in. Raises BrokenError, RefusedError or TimeoutError."""
-        iterator = aiter(events)
+        life = self._victim.num_lives
+        iterator = aiter(make_call())
+        teller = Teller(self._victim, life)
         try:
             while True:
                 event = await asyncio.wait_for(anext(iterator), ANSWER_LIMIT_S)
-                take_event(turn, event, victim=self._victim, tally=self._tally)
+                take_event(turn, event, teller=teller, tally=self._tally)
         except StopAsyncIteration:
             return
         except grpc.aio.AioRpcError as error:
             raise verdict_of(error) from error
 
     async def _insist(self, what, call, request):  # type: ignore[no-untyped-def]
-        return await insist(self._tally, what, lambda: call(request, timeout=ANSWER_LIMIT_S))
+        return await insist(
+            self._tally, what, lambda: call(request, timeout=ANSWER_LIMIT_S, wait_for_ready=True)
+        )
 
     def _uuid(self) -> str:
         return f"{self._rng.getrandbits(128):032x}"

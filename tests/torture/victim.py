@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from support.serve_command import children_of
 from torture.zygote import FrontEndSpec, environment, zygote_command
 
 UP_LIMIT_S = 90.0
+_NUMBERS = re.compile(r"\d+")
 _FAST_RECONNECT = [
     ("grpc.initial_reconnect_backoff_ms", 20),
     ("grpc.min_reconnect_backoff_ms", 20),
@@ -38,7 +41,7 @@ class Victim:
         self.directory = directory
         self.target = f"unix:{directory}/main.sock"
         self.num_lives = 0
-        """How many front ends there were; a stream's log can't outlive one."""
+        """Counts beginnings and ends of front ends; a turn's log can't outlive one."""
         self.killed_s = 0.0
         """When something was killed last, on the monotonic clock."""
         self.num_kills = 0
@@ -95,18 +98,27 @@ class Victim:
         return grpc.aio.insecure_channel(self.target, options=_FAST_RECONNECT)
 
     async def wait_up(self) -> bool:
-        """Waits until health says that it serves; False: it took too long."""
+        """Waits until health says that it serves; False: it took too long.
+
+        A front end whose first engine is killed as it loads ends as one that can't start. It is
+        started again, as whoever runs servers would.
+        """
         deadline_s = time.monotonic() + UP_LIMIT_S
         async with self.channel() as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             while time.monotonic() < deadline_s:
+                if not self._lives():
+                    await self.start()
                 with contextlib.suppress(grpc.aio.AioRpcError):
                     request = health_pb2.HealthCheckRequest()
-                    answer = await stub.Check(request, timeout=2, wait_for_ready=True)
+                    answer = await stub.Check(request, timeout=1, wait_for_ready=True)
                     if answer.status == health_pb2.HealthCheckResponse.SERVING:
                         return True
                 await asyncio.sleep(0.01)
         return False
+
+    def _lives(self) -> bool:
+        return Path(f"/proc/{self._front_end}").exists()
 
     async def kill(self, kind: str) -> bool:
         """Kills the engine, the front end or both; False: there was no engine to kill.
@@ -123,6 +135,7 @@ class Victim:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(engine, signal.SIGKILL)
         if kind != "engine":
+            self.num_lives += 1
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._front_end, signal.SIGKILL)
         return True
@@ -134,9 +147,13 @@ class Victim:
             request = admin_pb2.GetEngineStatsRequest(model="models/tiny")
             return await stub.GetEngineStats(request, timeout=10, wait_for_ready=True)
 
-    def num_files(self) -> int:
-        """Returns how many file descriptors the front end has open."""
-        return len(os.listdir(f"/proc/{self._front_end}/fd"))
+    def open_files(self) -> Counter[str]:
+        """Returns what the front end's file descriptors lead to, numbers left out."""
+        found: Counter[str] = Counter()
+        for path in Path(f"/proc/{self._front_end}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found[_NUMBERS.sub("", os.readlink(path))] += 1
+        return found
 
     def store_files(self) -> list[str]:
         """Returns what lies beside the store."""
@@ -152,12 +169,6 @@ class Victim:
         """Asks the front end to end well."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._front_end, signal.SIGTERM)
-
-    async def gone(self) -> None:
-        """Waits until the front end has ended."""
-        async with asyncio.timeout(UP_LIMIT_S):
-            while self._front_end in json.loads(await self._ask("children")):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
 
     async def close(self) -> None:
         """Ends all processes."""
