@@ -20,6 +20,7 @@ from antiphon_client.prompts import Says, generate_request, prompt_of
 from antiphon_client.session import Session
 from antiphon_client.session_calls import SessionCalls, creation
 from antiphon_client.streams import GenerationStream
+from antiphon_client.watching import SessionWatch
 
 
 class Client:
@@ -114,6 +115,10 @@ class Client:
         """
         opening = session_pb2.OpenSession(name=name, take_over=take_over)
         return Session(self._connection, opening, watcher)
+
+    def watch_session(self, name: str) -> SessionWatch:
+        """Returns a watch on `sessions/{session}`, which begins when it is entered."""
+        return SessionWatch(self._connection, name)
 
     async def get_model(self, name: str) -> model_pb2.Model:
         """Returns what `models/{model}` is and what requests may ask of it."""

@@ -11,6 +11,7 @@ from antiphon_client.channel import Connection
 from antiphon_client.errors import ErrorDetails, ServerError, TurnRestarted
 from antiphon_client.failures import error_of
 from antiphon_client.retry import Outage, passes
+from antiphon_client.stream import events_missing
 from antiphon_client.transcript import Gap, News, Transcript
 
 Told: TypeAlias = AsyncIterator[session_pb2.TurnEvent]
@@ -58,8 +59,7 @@ class FollowedTurn:
                 self._unread.extend(self._transcript.take(event))
                 self._outage.end()
             except Gap as gap:
-                details = ErrorDetails(code=grpc.StatusCode.DATA_LOSS, message=str(gap))
-                raise error_of(details) from None
+                raise events_missing(gap) from None
             except ServerError as error:
                 if not passes(error):
                     raise

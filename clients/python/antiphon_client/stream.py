@@ -60,7 +60,7 @@ class ConverseStream:
         return cls(call), session
 
     def cancel(self) -> None:
-        """Ends a stream that is not run."""
+        """Ends it at once."""
         self._call.cancel()
 
     async def run(
@@ -73,18 +73,30 @@ class ConverseStream:
         """
         writer = asyncio.create_task(self._write(frames))
         try:
-            # `read` as in the opening: a call's iterator can't take over from it.
-            while isinstance(response := await self._call.read(), session_pb2.ConverseResponse):
+            while (response := await self.read()) is not None:
                 take(response)
-        except aio.AioRpcError as error:
-            return from_rpc_error(error)
+        except ServerError as error:
+            return error
         except Gap as gap:
-            return _failure(grpc.StatusCode.DATA_LOSS, str(gap))
+            return events_missing(gap)
         finally:
             self._call.cancel()
             writer.cancel()
             await asyncio.wait([writer])
         return None
+
+    async def read(self) -> session_pb2.ConverseResponse | None:
+        """Returns the next frame; None: the stream has ended well.
+
+        Raises:
+            ServerError: the stream has ended.
+        """
+        try:
+            # `read` as in the opening: a call's iterator can't take over from it.
+            response = await self._call.read()
+        except aio.AioRpcError as error:
+            raise from_rpc_error(error) from None
+        return response if isinstance(response, session_pb2.ConverseResponse) else None
 
     async def _write(self, frames: Frames) -> None:
         """Writes until the frames are over; where the call has ended, reading tells why."""
@@ -109,6 +121,11 @@ async def _opened(call: _Call, opening: session_pb2.OpenSession) -> session_pb2.
     if not isinstance(first, session_pb2.ConverseResponse) or not first.HasField("opened"):
         raise _failure(grpc.StatusCode.DATA_LOSS, "the stream's first frame was not `opened`")
     return first.opened.session
+
+
+def events_missing(gap: Gap) -> ServerError:
+    """Returns the failure of a stream that left events out."""
+    return _failure(grpc.StatusCode.DATA_LOSS, str(gap))
 
 
 def _failure(code: grpc.StatusCode, message: str) -> ServerError:

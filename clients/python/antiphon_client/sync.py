@@ -19,7 +19,7 @@ from antiphon_client.multiplex import SharedCall
 from antiphon_client.prompts import Says
 from antiphon_client.session import Session
 from antiphon_client.streams import GenerationStream
-from antiphon_client.sync_sessions import SyncSession, SyncSessionCalls
+from antiphon_client.sync_sessions import SyncSession, SyncSessionCalls, SyncSessionWatch
 
 
 class SyncGeneration:
@@ -201,6 +201,11 @@ class SyncClient:
             return self._client.resume_session(name, take_over=take_over, watcher=watcher)
 
         return SyncSession(self._loop, self._loop.call(make))
+
+    def watch_session(self, name: str) -> SyncSessionWatch:
+        """Returns a watch on `sessions/{session}`, which begins when it is entered."""
+        watch = self._loop.call(lambda: self._client.watch_session(name))
+        return SyncSessionWatch(self._loop, watch)
 
     def list_models(self) -> Iterator[model_pb2.Model]:
         """Yields all that is served, by name."""

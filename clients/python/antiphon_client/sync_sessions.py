@@ -13,6 +13,7 @@ from antiphon_client.prompts import Says
 from antiphon_client.session import Session
 from antiphon_client.session_calls import SessionCalls
 from antiphon_client.turn import Turn
+from antiphon_client.watching import Happening, SessionWatch
 
 
 class SyncTurn:
@@ -163,6 +164,42 @@ class SyncSession:
     def close(self) -> None:
         """Ends the stream; the session stays. Idempotent."""
         self._loop.run(self._session.close())
+
+
+class SyncSessionWatch:
+    """Everything that happens in a session that others drive; see SessionWatch."""
+
+    def __init__(self, loop: CallLoop, watch: SessionWatch) -> None:
+        self._loop = loop
+        self._watch = watch
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def info(self) -> session_pb2.Session:
+        """The session as the server told it last."""
+        return self._watch.info
+
+    def open(self) -> None:
+        """Begins to watch."""
+        self._loop.run(self._watch.open())
+
+    def close(self) -> None:
+        """Ends the watch. Idempotent."""
+        self._loop.run(self._watch.close())
+
+    def __iter__(self) -> Iterator[Happening]:
+        return Each(self._loop, self._watch)
 
 
 class SyncSessionCalls:
