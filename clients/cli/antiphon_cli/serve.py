@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--insecure",
         action="store_true",
-        help="listen beyond this machine although anyone who reaches the port may use it",
+        help="listen beyond this machine without encryption or without asking for credentials",
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML")
     parser.add_argument(

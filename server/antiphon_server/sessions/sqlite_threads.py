@@ -120,7 +120,8 @@ class Writer:
         else:
             for job in batch:
                 job.settle()
-            if batch:
+            # One that was refused wrote nothing, and says nothing of the file.
+            if any(job.has_result for job in batch):
                 self.health.note_success()
 
     def _try_to_write(self) -> None:
@@ -185,6 +186,11 @@ class _Job(Generic[T]):
         self._loop = loop
         self._result: T | None = None
         self._error: AntiphonError | None = None
+
+    @property
+    def has_result(self) -> bool:
+        """Whether it was executed, and not refused."""
+        return self._error is None
 
     def execute(self, connection: sqlite3.Connection) -> None:
         """Runs it inside the open transaction. Called from the writer's thread."""

@@ -19,7 +19,7 @@ from antiphon.v1.types_pb2 import GenerationConfig, Prompt, StopConditions
 from grpc_health.v1 import health_pb2
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, StartupError
-from antiphon_server.sessions.records import SessionRow
+from antiphon_server.sessions.records import SessionRow, TurnRow
 from antiphon_server.sessions.sqlite_store import SqliteStore
 from support.server import RunningServer, details_of, running_server
 from support.session_bench import eventually
@@ -47,6 +47,12 @@ async def store(path: Path) -> AsyncIterator[SqliteStore]:
     assert await opened.count_sessions() == 1
     yield opened
     await opened.close()
+
+
+def large_turn() -> TurnRow:
+    row = turn_row(1)
+    row.turn.input[0].message.text = "x" * (400 << 10)
+    return row
 
 
 async def run(store: SqliteStore, pragma: str) -> None:
@@ -82,8 +88,7 @@ def locked(path: Path) -> Iterator[None]:
 async def test_a_file_that_may_not_grow_refuses_until_there_is_room(path: Path):
     store = open_store(path, max_bytes=200 << 10)
     await store.create_session(new_session(session_row()))
-    large = turn_row(1)
-    large.turn.input[0].message.text = "x" * (400 << 10)
+    large = large_turn()
 
     with pytest.raises(AntiphonError, match="full") as caught:
         await store.accept_turn(key_of(), large)
@@ -149,6 +154,17 @@ def damage(path: Path) -> None:
         file.write(b"\x5a" * (size // 2 // 4096 * 4096))
 
 
+async def test_a_refusal_is_no_sign_that_the_file_can_be_written(store: SqliteStore):
+    await run(store, "max_page_count = 1")
+    with pytest.raises(AntiphonError, match="full"):
+        await store.accept_turn(key_of(), large_turn())
+
+    with pytest.raises(AntiphonError, match="taken"):
+        await store.create_session(new_session(session_row()))
+
+    assert not store.health.writable
+
+
 async def test_damaged_pages_fail_what_needs_them_and_nothing_else(path: Path):
     store = open_store(path)
     keys = [key_of(f"s{number}") for number in range(40)]
@@ -187,7 +203,7 @@ import os
 import sys
 from pathlib import Path
 from antiphon_engine.api.errors import StartupError
-from antiphon_server.sessions.records import SessionRow
+from antiphon_server.sessions.records import SessionRow, TurnRow
 from antiphon_server.sessions.sqlite_store import SqliteStore
 if os.geteuid() == 0:
     os.setuid(65534)
