@@ -118,11 +118,11 @@ class Writer:
                 for job in batch:
                     job.fail(store_unavailable(str(error)))
         else:
-            for job in batch:
-                job.settle()
             # One that was refused wrote nothing, and says nothing of the file.
             if any(job.has_result for job in batch):
                 self.health.note_success()
+            for job in batch:
+                job.settle()
 
     def _try_to_write(self) -> None:
         """Writes as much as a turn may take, and takes it back."""
