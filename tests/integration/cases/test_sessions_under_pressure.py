@@ -13,7 +13,9 @@ from antiphon.v1.session_pb2 import (
     DeleteSessionRequest,
     ForkSessionRequest,
     GetSessionRequest,
+    HistoryPoint,
     Retention,
+    RewindSessionRequest,
     RunTurnRequest,
     Session,
     StartTurn,
@@ -27,9 +29,9 @@ from support.canary import Canary
 from support.real_server import real_server
 from support.server import RunningServer, details_of
 from support.session_rows import user
-from support.tiny_checkpoints import make_checkpoint
+from support.tiny_checkpoints import make_checkpoint, prompts
 from support.tiny_tokenizers import save_byte_level_tokenizer
-from support.turn_runs import TurnRun, greedy, new_session, run_turn
+from support.turn_runs import TurnRun, events_of_turn, greedy, new_session, run_turn
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -171,3 +173,44 @@ async def test_the_limit_on_sessions_holds_for_forks_and_frees_with_expiry(
 
     assert details_of(gone.value)["ErrorInfo"].reason == "SESSION_EXPIRED"
     await delete_all(server, [*sessions[1:], again.name])
+
+
+async def fill_pool(server: RunningServer, num_blocks: int) -> None:
+    """Leaves so many blocks of others' prompts in the cache, used later than all before."""
+    per_call = 8
+    for number in range(num_blocks // per_call):
+        (token_ids,) = prompts(
+            1, least=per_call * BLOCK_TOKENS, most=per_call * BLOCK_TOKENS, seed=number
+        )
+        prompt = Prompt(token_ids=TokenIds(ids=token_ids))
+        await server.inference.Generate(
+            GenerateRequest(prompt=prompt, config=greedy(1)), timeout=LIMIT_S
+        )
+
+
+@pytest.mark.parametrize("ends", ["stays", "rewound", "answered_anew", "deleted"])
+async def test_what_a_session_left_behind_leaves_the_cache_first(
+    server: RunningServer, ends: str
+) -> None:
+    await server.admin.FlushPrefixCache(FlushPrefixCacheRequest(), timeout=LIMIT_S)
+    oldest, other = [await new_session(server) for _ in range(2)]
+    before = await run_turn(server, oldest, [user("Name a river")], three_blocks())
+    long = three_blocks()
+    long.stop.max_output_tokens = 20 * BLOCK_TOKENS
+    await run_turn(server, other, [user("Say all you know")], long)
+    start = HistoryPoint(start={})
+    if ends == "rewound":
+        request = RewindSessionRequest(name=other, to=start)
+        await server.sessions.RewindSession(request, timeout=LIMIT_S)
+    elif ends == "answered_anew":
+        again = StartTurn(items=[user("No")], config=greedy(1), rewind_to=start)
+        await events_of_turn(server, other, again)
+    elif ends == "deleted":
+        await delete_all(server, [other])
+
+    await fill_pool(server, NUM_BLOCKS - 8)
+    after = await run_turn(server, oldest, [user("again")], three_blocks())
+
+    kept = after.usage.cached_prompt_tokens >= len(before.context) - BLOCK_TOKENS
+    assert kept == (ends != "stays")
+    await delete_all(server, [oldest] if ends == "deleted" else [oldest, other])
