@@ -16,6 +16,7 @@ from antiphon_server.sessions.records import (
     COMPLETED,
     QUEUED,
     RUNNING,
+    SUPERSEDED,
     Checkpoint,
     NewSession,
     Receipt,
@@ -207,6 +208,22 @@ class SqliteStore:
             " ORDER BY position",
             (key.tenant, key.session_id, up_to, up_to),
         )
+
+    async def read_turns_before(self, key: SessionKey, row: TurnRow) -> Sequence[TurnRow]:
+        """See SessionStore."""
+        rows = await self._read_turns(
+            f"{TURN_COLUMNS}, {TOKEN_COLUMNS}",
+            f"{_OF_SESSION} AND state IN ({COMPLETED}, {SUPERSEDED}) AND position < ?"
+            " ORDER BY position DESC",
+            (key.tenant, key.session_id, row.position),
+        )
+        before: list[TurnRow] = []
+        parent = row.turn.parent_turn
+        for earlier in rows:
+            if earlier.turn.name == parent:
+                before.append(earlier)
+                parent = earlier.turn.parent_turn
+        return before[::-1]
 
     async def count_history(self, key: SessionKey, up_to: int) -> int:
         """See SessionStore."""

@@ -129,6 +129,9 @@ class SessionStore(Protocol):
     async def read_history(self, key: SessionKey, *, up_to: int | None = None) -> Sequence[TurnRow]:
         """Returns the turns of a session's history, oldest first; up to a position, if given."""
 
+    async def read_turns_before(self, key: SessionKey, row: TurnRow) -> Sequence[TurnRow]:
+        """Returns the history that a turn stands on, oldest first; also of superseded turns."""
+
     async def count_history(self, key: SessionKey, up_to: int) -> int:
         """Returns how many turns a session's history has up to a position."""
 

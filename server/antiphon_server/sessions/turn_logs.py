@@ -78,10 +78,9 @@ class TurnLogs:
 
     async def _replay(self, row: TurnRow, turn: Turn) -> list[TurnEvent]:
         prompt_ids = token_array()
-        kept = turn.state == Turn.STATE_COMPLETED and not self._ledger.history.rerenders
+        kept = turn.state != Turn.STATE_FAILED and not self._ledger.history.rerenders
         if turn.config.output.prompt_token_ids and kept:
-            rows = await self._surroundings.store.read_history(self._key)
-            earlier = [other for other in rows if other.position < row.position]
+            earlier = await self._surroundings.store.read_turns_before(self._key, row)
             prompt_ids = await self._surroundings.offload.run(prompt_of, row, earlier)
         return await self._surroundings.offload.run(
             replayed_events,

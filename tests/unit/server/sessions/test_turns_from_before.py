@@ -11,8 +11,9 @@ from antiphon.v1.session_pb2 import (
     ListTurnsRequest,
     StartTurn,
     Turn,
+    TurnEvent,
 )
-from antiphon.v1.types_pb2 import GenerationConfig, StopConditions
+from antiphon.v1.types_pb2 import GenerationConfig, OutputOptions, StopConditions
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
@@ -186,6 +187,29 @@ async def test_a_superseded_turn_is_replayed_and_keeps_its_id(bench: SessionBenc
     assert text_of(again) == text_of(first)
     assert again[-1].HasField("completed")
     assert taken.reason is ErrorReason.ID_TAKEN
+
+
+async def test_a_superseded_turn_tells_its_prompt_again_after_a_restart(spec: BenchSpec):
+    config = GenerationConfig(
+        stop=StopConditions(max_output_tokens=4), output=OutputOptions(prompt_token_ids=True)
+    )
+    starts = [
+        start_turn(f"{number}", f"t{number}", config=config, rewind_to=place)
+        for number, place in enumerate([START, behind("t0"), behind("t0"), behind("t2"), START])
+    ]
+    async with session_bench(spec) as bench:
+        await bench.create()
+        told = [prompt_of(await bench.follow(start)) for start in starts]
+        assert told == bench.prompts
+    async with session_bench(spec) as bench:
+        again = [prompt_of(await bench.follow(start)) for start in starts]
+
+        assert not bench.prompts
+    assert again == told
+
+
+def prompt_of(events: list[TurnEvent]) -> list[int]:
+    return [token_id for event in events for token_id in event.prompt_part.token_ids]
 
 
 @pytest.mark.parametrize("policy", [HISTORY_POLICY_KEEP_TOKENS, HISTORY_POLICY_RERENDER])
