@@ -7,16 +7,23 @@ from grpc import StatusCode
 from antiphon_cli.outcome import FAILED, NOT_REACHABLE, complain
 from antiphon_client import BadCredential, NotReachable, ServerError, SessionAttached
 
-_ENCRYPTION: Final = ("handshake", "ssl", "certificate")
+_MISTRUST: Final = ("handshake", "ssl", "certificate", "verification")
+_HUNG_UP: Final = "socket closed"
 
 
 def explain(error: ServerError, target: str) -> str:
     """Returns one line for the person who asked: what happened and what to do."""
     if isinstance(error, NotReachable):
-        if any(word in error.message.lower() for word in _ENCRYPTION):
+        text = error.message.lower()
+        if any(word in text for word in _MISTRUST):
             return (
-                f"{target} can't be trusted, or does not trust this client; see --tls, --ca and"
-                f" --cert ({' '.join(error.message.split())})"
+                f"what answers at {target} can't be trusted, or is not encrypted; see --tls, --ca"
+                f" and --cert ({' '.join(error.message.split())})"
+            )
+        if _HUNG_UP in text:
+            return (
+                f"what listens at {target} closed the connection; where it is encrypted or asks"
+                " for a certificate, see --tls, --ca and --cert"
             )
         return (
             f"no server answers at {target}; start one with `antiphon serve`, "

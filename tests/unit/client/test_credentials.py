@@ -126,8 +126,16 @@ async def test_the_command_takes_certificates_and_tokens_from_files(authority, t
         trusting = ["--ca", str(authority.cert)]
         unknown = await asyncio.to_thread(main, [*words, *trusting])
 
-    assert (known, unknown) == (1, 3)
+        told_stranger = capsys.readouterr().err
+        plain = await asyncio.to_thread(main, words)
+        mistrusting = await asyncio.to_thread(main, [*words, "--tls"])
+
+    assert (known, unknown, plain, mistrusting) == (1, 3, 3, 3)
     assert "doesn't know this call" in told, "it came as far as the service"
+    assert "see --tls, --ca and --cert" in told_stranger
+    hung_up, untrusted = capsys.readouterr().err.splitlines()
+    assert "closed the connection; where it is encrypted" in hung_up
+    assert "can't be trusted, or is not encrypted" in untrusted
 
 
 def test_a_token_file_that_holds_anything_else_is_refused(tmp_path, capsys):
