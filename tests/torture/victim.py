@@ -170,6 +170,12 @@ class Victim:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._front_end, signal.SIGTERM)
 
+    async def gone(self) -> None:
+        """Waits until the front end has ended, as after `stop`."""
+        async with asyncio.timeout(UP_LIMIT_S):
+            while self._lives():  # noqa: ASYNC110 - a process has no event
+                await asyncio.sleep(0.01)
+
     async def close(self) -> None:
         """Ends all processes."""
         assert self._zygote.stdin is not None
