@@ -17,7 +17,12 @@ _WHOLE = (Constraint.DESCRIPTOR, ToolChoice.DESCRIPTOR, Duration.DESCRIPTOR)
 
 def check_cleared_defaults(mask: FieldMask, path: str) -> None:
     """Checks that a mask names fields of GenerationConfig. Raises InvalidRequest."""
+    if not mask.paths:
+        return
     known = list(_paths(GenerationConfig.DESCRIPTOR))
+    if len(mask.paths) > len(known):
+        description = f"must be at most {len(known)}, as many as there are; are {len(mask.paths)}"
+        raise InvalidRequest(FieldViolation(f"{path}.paths", description))
     for index, named in enumerate(mask.paths):
         if named not in known:
             nearest = difflib.get_close_matches(named[:64], known, n=1, cutoff=0.0)

@@ -145,6 +145,12 @@ def read_update(request: UpdateSessionRequest, checker: Checker) -> Callable[[Se
         raise InvalidRequest(
             FieldViolation("update_mask", f"must name one of {', '.join(_UPDATABLE)}")
         )
+    if len(paths) > len(_UPDATABLE):
+        raise InvalidRequest(
+            FieldViolation(
+                "update_mask", f"must name at most {len(_UPDATABLE)}; names {len(paths)}"
+            )
+        )
     for index, path in enumerate(paths):
         if path not in _UPDATABLE:
             raise InvalidRequest(

@@ -185,7 +185,7 @@ async def test_an_update_changes_the_named_fields_alone(bench: SessionBench):
     ).sessions
 
 
-@pytest.mark.parametrize("paths", [[], ["name"], ["defaults.sampling"], ["*"]])
+@pytest.mark.parametrize("paths", [[], ["name"], ["defaults.sampling"], ["*"], ["labels"] * 8])
 async def test_an_update_mask_at_fault_is_refused(bench: SessionBench, paths: list[str]):
     await bench.create()
     request = UpdateSessionRequest(session=Session(name=KEY.name), update_mask=mask(*paths))

@@ -325,6 +325,15 @@ async def test_an_unknown_default_is_refused_with_the_nearest(
     assert nearest in violation.description
 
 
+async def test_more_paths_than_there_are_fields_are_refused(bench: SessionBench):
+    await bench.create()
+    mask = FieldMask(paths=["sampling"] * 1000)
+
+    error = await refused(bench.follow(start_turn("hi", clear_defaults=mask)))
+
+    assert [violation.field for violation in error.violations] == ["turn.clear_defaults.paths"]
+
+
 @pytest.mark.parametrize(
     "values",
     [
