@@ -100,6 +100,7 @@ class EngineCore:
         pause_every: int = 0,
         miss_every: int = 0,
         fail_host_allocation_every: int = 0,
+        max_admissions: int = 0,
     ) -> None:
         """Block 0 is scratch.
 
@@ -143,6 +144,7 @@ class EngineCore:
                 paused; 0: never, here and below.
             miss_every: every so many prefix lookups, one finds nothing.
             fail_host_allocation_every: every so many host allocations, one fails.
+            max_admissions: after so many, nobody is admitted any more, so that the core stalls.
 
         Raises:
             ValueError: a step or a chunk is smaller than a block, or a number is too small.

@@ -152,6 +152,7 @@ def make_core(config: EngineConfig, model: LoadedModel) -> _native.EngineCore:
             pause_every=config.fault_pause_every,
             miss_every=config.fault_miss_every,
             fail_host_allocation_every=config.fault_fail_host_allocation_every,
+            max_admissions=config.fault_max_admissions,
         )
     except ValueError as error:
         raise StartupError(f"The engine's settings don't go together: {error}.") from error

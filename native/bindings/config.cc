@@ -45,6 +45,7 @@ std::vector<IntegerField> IntegerFields(CoreConfig& config) {
       {"pause_every", config.faults.pause_every},
       {"miss_every", config.faults.miss_every},
       {"fail_host_allocation_every", config.faults.fail_host_allocation_every},
+      {"max_admissions", config.faults.max_admissions},
   };
 }
 

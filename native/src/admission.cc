@@ -51,6 +51,10 @@ void EngineCore::PlanAdmissions(Step& step) {
 
 // A slot, and a share of the budget beside those that run.
 bool EngineCore::HasPlace() const {
+  const std::int32_t max_admissions = config_.faults.max_admissions;
+  if (max_admissions > 0 && num_admissions_ >= max_admissions) {
+    return false;
+  }
   return static_cast<std::int32_t>(running_.size()) < batcher_.max_running() &&
          !free_slots_.empty();
 }
@@ -213,6 +217,7 @@ std::int32_t EngineCore::BlocksToPromise(const Request& request) const {
 }
 
 void EngineCore::Admit(Request& request) {
+  ++num_admissions_;
   queue_.Remove(request);
   --num_waiting_;
   num_paused_ -= request.state == RequestState::kPaused ? 1 : 0;

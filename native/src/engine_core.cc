@@ -56,6 +56,7 @@ void CheckPolicies(const CoreConfig& config) {
   Require(config.faults.miss_every >= 0, "miss_every must not be negative");
   Require(config.faults.fail_host_allocation_every >= 0,
           "fail_host_allocation_every must not be negative");
+  Require(config.faults.max_admissions >= 0, "max_admissions must not be negative");
 }
 
 // Returns the configuration with its defaults worked out.

@@ -98,6 +98,7 @@ RULES: Final[Mapping[str, Range | Choice]] = {
     "engine.fault_pause_every": _STEPS,
     "engine.fault_miss_every": _STEPS,
     "engine.fault_fail_host_allocation_every": _STEPS,
+    "engine.fault_max_admissions": _STEPS,
     "engine.fault_delay_commit_ms": Range(0, 60_000),
 }
 """By key. Settings without an entry are switches, or text that is checked where it is used."""

@@ -86,6 +86,7 @@ class CoreShape:
     pause_every: int = 0
     miss_every: int = 0
     fail_host_allocation_every: int = 0
+    max_admissions: int = 0
 
     @property
     def context_blocks(self) -> int:

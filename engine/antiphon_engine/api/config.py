@@ -70,6 +70,8 @@ class EngineConfig:
     """A fault on purpose: every so many prefix look-ups find nothing; 0: never."""
     fault_fail_host_allocation_every: int = 0
     """A fault on purpose: every so many blocks find no room in main memory; 0: never."""
+    fault_max_admissions: int = 0
+    """A fault on purpose: after so many outputs nothing starts any more; 0: never."""
     fault_delay_commit_ms: int = 0
     """A fault on purpose: every step's results wait so long; 0: never."""
 

@@ -22,6 +22,7 @@ struct FaultKnobs {
   std::int32_t pause_every = 0;  // plans, after which the latest request that can be is paused
   std::int32_t miss_every = 0;   // prefix lookups, of which one finds nothing
   std::int32_t fail_host_allocation_every = 0;
+  std::int32_t max_admissions = 0;  // after so many, nobody is admitted any more
 };
 
 struct CoreConfig {
@@ -296,6 +297,7 @@ class EngineCore {
   std::int64_t num_paused_ = 0;
   std::int64_t num_held_ = 0;
   std::int64_t num_lookups_ = 0;
+  std::int64_t num_admissions_ = 0;
   bool pause_is_due_ = false;
   std::int64_t num_prefilled_ = 0;
   std::int64_t num_recomputed_ = 0;

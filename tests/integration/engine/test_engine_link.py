@@ -100,6 +100,26 @@ async def test_engine_that_stays_stalled_is_replaced(tmp_path: Path) -> None:
         assert link.process_id != first_id
 
 
+async def test_engine_that_finds_nothing_to_run_says_who_waits_and_ends(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with running(tmp_path, Script(texts={"*": TEXT}), fault_max_admissions=1) as link:
+        first_id = link.process_id
+        assert await read_all(link.submit(request(1))) == {0: TEXT_AND_END}
+
+        error = await failure_of(link.submit(request(1, 2, 3)))
+
+        assert error.reason is ErrorReason.ENGINE_DOWN
+        await until(EngineState.READY, link)
+        assert link.process_id != first_id
+        assert await read_all(link.submit(request(1))) == {0: TEXT_AND_END}
+
+    told = capfd.readouterr().err
+    assert "engine stalled" in told
+    assert "Nothing runs although requests wait: running=0 waiting=1" in told
+    assert "known=3" in told
+
+
 async def test_loading_tells_its_progress(tmp_path: Path) -> None:
     heard: list[LoadProgress] = []
     link = await EngineLink.start(

@@ -202,22 +202,14 @@ def test_hints_of_no_sense_are_passed_over() -> None:
         assert len(harness.heard.tokens[1, 0]) == 100
 
 
-class StalledCore:
-    """A core that finds nothing to run although requests wait."""
-
-    def __init__(self, core: _native.EngineCore) -> None:
-        self._core = core
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._core, name)
-
-    def plan(self, set_index: int, now_us: int) -> int:
-        raise _native.StalledError("stalled: 1 request waits\n  request 5 needs 3 blocks")
-
-
 def test_stall_ends_the_loop_with_its_census_in_the_log() -> None:
-    with running_loop(SCRIPT, SMALL) as harness, capture_logs() as logs:
-        harness.loop._core = StalledCore(harness.loop._core)
+    with (
+        running_loop(SCRIPT, replace(SMALL, fault_max_admissions=1)) as harness,
+        capture_logs() as logs,
+    ):
+        harness.submit(8, request(1))
+        harness.run()
+        assert harness.heard.reasons(8) == [FinishReason.MAX_OUTPUT_TOKENS]
         harness.submit(9, endless(1))
 
         with pytest.raises(_native.StalledError):
@@ -225,4 +217,5 @@ def test_stall_ends_the_loop_with_its_census_in_the_log() -> None:
 
     [line] = [entry for entry in logs if entry["log_level"] == "error"]
     assert (line["event"], line["request_ids"]) == ("engine stalled", [9])
-    assert "request 5 needs 3 blocks" in line["census"]
+    assert "waiting=1" in line["census"]
+    assert "[queued" in line["census"]
