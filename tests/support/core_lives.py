@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 from antiphon_engine import _native
@@ -43,13 +44,20 @@ class CoreLife:
     def shape(self) -> CoreShape:
         return self._shape
 
-    def live(self, num_actions: int) -> Counter[str]:
-        """Returns the core's counters at its end, when nothing may be left."""
+    def live(
+        self, num_actions: int, *, look: Callable[[CoreModel], None] = CoreModel.check
+    ) -> Counter[str]:
+        """Returns the core's counters at its end, when nothing may be left.
+
+        Args:
+            num_actions: How many actions, before all is brought to its end.
+            look: Called after each.
+        """
         model = self._model
         actions, weights = list(self._actions), list(self._actions.values())
         for action in self._rng.choices(actions, weights, k=num_actions):
             action()
-            model.check()
+            look(model)
         model.run(self._sample)
         model.check()
         for session in _SESSIONS:
