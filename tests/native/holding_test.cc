@@ -75,6 +75,7 @@ TEST(Hold, WhatWasComputedIsReusedAfterwards) {
   engine.Step(51);
   engine.core().Hold(handle);
   engine.core().Release(handle);
+  EXPECT_EQ(engine.stats().num_paused, 1) << "it has started, and waits to go on";
 
   engine.Plan();
 
@@ -217,6 +218,24 @@ TEST(Hold, TheHeadOfTheLineThatIsHeldHoldsNobodyUp) {
   engine.Step();
 
   EXPECT_TRUE(engine.core().Tokens(small).empty());
+}
+
+TEST(Hold, WhoComesBackIsOwedNothingForTheTimeBefore) {
+  Engine engine(SmallWith([](CoreConfig& config) { config.bypass_steps = 2; }));
+  engine.SubmitFrom(1, 2, 12);
+  engine.Step();
+  const Handle large = engine.SubmitFrom(30, 9, 7);
+  engine.Step();
+  engine.core().Hold(large);
+  for (int i = 0; i < 3; ++i) {
+    engine.Step();
+  }
+
+  engine.core().Release(large);
+  const Handle small = engine.SubmitFrom(60, 2, 1);
+  engine.Step();
+
+  EXPECT_TRUE(engine.core().Tokens(small).empty()) << "it may pass for two steps more";
 }
 
 TEST(Hold, ASessionGoesOnFromWhereAHeldTurnStands) {
