@@ -42,9 +42,9 @@ from antiphon_server.services.health import HealthService
 from antiphon_server.services.inference import InferenceService
 from antiphon_server.services.models import ModelService
 from antiphon_server.services.multiplex import MultiplexLimits
+from antiphon_server.services.port_services import PortServices
 from antiphon_server.services.sessions import SessionService
 from antiphon_server.services.tokenizer import TokenizerService
-from antiphon_server.services.until_open import UntilOpen
 from antiphon_server.sessions.limits import Clock, SessionLimits
 from antiphon_server.sessions.registry import SessionRegistry
 from antiphon_server.sessions.sqlite_store import SqliteStore
@@ -103,7 +103,8 @@ class Server:
         )
         self._long_calls = LongCalls(ages)
         self.draining: Final = Draining(self.supervision, self._long_calls)
-        self._until_open = UntilOpen([*_service_names(MAIN_FILES), *_service_names(ADMIN_FILES)])
+        self._main_services = PortServices(_service_names(MAIN_FILES))
+        self._admin_services = PortServices(_service_names(ADMIN_FILES))
         self._answers = False
         self._store: SqliteStore | None = None
         self._registry: SessionRegistry | None = None
@@ -124,8 +125,11 @@ class Server:
             return
         self._answers = True
         self._entrance.keep_up()
-        for port, files in ((self._ports.admin, ADMIN_FILES), (self._ports.main, MAIN_FILES)):
-            port.server.add_generic_rpc_handlers([self._until_open])
+        for port, services, files in (
+            (self._ports.admin, self._admin_services, ADMIN_FILES),
+            (self._ports.main, self._main_services, MAIN_FILES),
+        ):
+            port.server.add_generic_rpc_handlers([services])
             self._add_common_services(port.server, files)
             await port.server.start()
 
@@ -196,7 +200,8 @@ class Server:
         self.draining.follow(self._registry)
         self._add_main_services(by_name, generators, self._registry)
         self._add_admin_services(by_name, self._registry)
-        self._until_open.note_open()
+        self._main_services.open()
+        self._admin_services.open()
         self.supervision.follow([model.engine for model in models])
 
     async def close(self, limit_s: float) -> int:
@@ -238,7 +243,7 @@ class Server:
         generators: Mapping[str, Generator],
         registry: SessionRegistry,
     ) -> None:
-        server = self._ports.main.server
+        server = self._main_services.as_server
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
             self._inference_service(models, generators),
             server,
@@ -272,7 +277,6 @@ class Server:
     def _add_admin_services(
         self, models: Mapping[str, ServedModel], registry: SessionRegistry
     ) -> None:
-        server = self._ports.admin.server
         facts = ServerFacts(
             version=metadata.version("antiphon"),
             start_time=self._start_time,
@@ -286,7 +290,7 @@ class Server:
             count_sessions=lambda: registry.num_sessions,
             now=self._now,
         )
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(service, server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(service, self._admin_services.as_server)
 
     def _add_common_services(
         self, server: grpc.aio.Server, files: Sequence[FileDescriptor]

@@ -47,6 +47,10 @@ class Attempts:
         self.num += 1
         self._num_tokens_before = num_tokens
 
+    def withdraw(self) -> None:
+        """Takes one back that was none: it was refused."""
+        self.num -= 1
+
     def note_progress(self, num_tokens: int) -> None:
         """Says how many output tokens there are now."""
         if num_tokens - self._num_tokens_before >= PROGRESS_TOKENS:
@@ -118,6 +122,7 @@ class EnduringStream:
         self._num_new_before = 0
         self._give_up_at: float | None = None  # On the loop's clock.
         self._held = False
+        self._was_refused = False
         self._ending = False
         self._on_probation = False
         if engine.state is EngineState.READY and not self._is_suspect:
@@ -136,7 +141,7 @@ class EnduringStream:
             except AntiphonError as error:
                 if not self._outlives(error):
                     raise
-                self._part()
+                self._part(was_refused=error.reason is ErrorReason.OVERLOADED)
             else:
                 self._give_up_at = None
                 return self._joined(news)
@@ -190,6 +195,7 @@ class EnduringStream:
         except AntiphonError as error:
             if not self._outlives(error):
                 raise
+            self._was_refused = True
             return
         attempts.begin(self._num_tokens)
         self._stream = stream
@@ -211,10 +217,10 @@ class EnduringStream:
         try:
             async with asyncio.timeout_at(self._give_up_at):
                 while self._stream is None:
+                    if self._was_refused:
+                        await asyncio.sleep(_RETRY_DELAY_S)
                     await self._readiness.wait()
                     self._try_to_submit()
-                    if self._stream is None:
-                        await asyncio.sleep(_RETRY_DELAY_S)
         except TimeoutError:
             raise AntiphonError(
                 ErrorReason.ENGINE_DOWN,
@@ -240,9 +246,14 @@ class EnduringStream:
             return self._endurance.was_admitted or self._endurance.attempts.num > 1
         return error.reason is ErrorReason.ENGINE_DOWN
 
-    def _part(self) -> None:
-        """Lets go of an engine that has died."""
+    def _part(self, *, was_refused: bool) -> None:
+        """Lets go of an engine that has died, or had no room."""
         assert self._stream is not None
+        self._was_refused = was_refused
+        if was_refused:
+            self._endurance.attempts.withdraw()
+        else:
+            self._give_up_at = None  # Each outage has the whole wait.
         self._stream.close()
         self._stream = None
         self._end_probation()

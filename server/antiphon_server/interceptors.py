@@ -94,7 +94,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             offload=self._offload,
             draw_request_id=self._draw_request_id,
         )
-        return wrapped.wrap(handler)
+        refused = self._authenticate.refuses(handler_call_details.invocation_metadata)
+        return wrapped.wrap(handler, reads=_leave_unread if refused else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +109,13 @@ class _Method:
     offload: Offload
     draw_request_id: Callable[[], str]
 
-    def wrap(self, handler: Handler) -> Handler:
-        """Returns a handler of the same kind that runs the given one inside a call."""
+    def wrap(self, handler: Handler, *, reads: Read | None) -> Handler:
+        """Returns a handler of the same kind that runs the given one inside a call.
+
+        Args:
+            handler: The given one.
+            reads: What reads messages in place of its own.
+        """
         behavior = (
             handler.unary_unary
             or handler.unary_stream
@@ -130,7 +136,8 @@ class _Method:
             (True, True): grpc.stream_stream_rpc_method_handler,
         }[handler.request_streaming, handler.response_streaming]
         assert handler.request_deserializer is not None
-        read = cast("Callable[[bytes], Message]", _note_failure(handler.request_deserializer))
+        noting = reads or _note_failure(handler.request_deserializer)
+        read = cast("Callable[[bytes], Message]", noting)
         made: Handler = make(wrapped, read, handler.response_serializer)
         return made
 
@@ -264,6 +271,11 @@ def _note_failure(read: Callable[[bytes], Message]) -> Read:
             return _Unreadable(str(error))
 
     return note_failure
+
+
+def _leave_unread(data: bytes) -> _Unreadable:
+    """Spares the event loop the messages, up to the largest, of callers without a credential."""
+    return _Unreadable(f"it has {len(data)} bytes and its caller no credential")
 
 
 def _readable(request: Message | _Unreadable) -> Message:

@@ -26,14 +26,34 @@ class CallFacts(Protocol):
         """What the transport found out."""
 
 
-Authenticate = Callable[[CallFacts], Caller]
-"""Returns who makes a call; raises AntiphonError, BAD_CREDENTIAL."""
+Metadata = Iterable[tuple[str, str | bytes]]
 
 
-def let_anyone_in(call: CallFacts) -> Caller:
+class Authenticate(Protocol):
+    """Tells who makes a call."""
+
+    def __call__(self, call: CallFacts) -> Caller:
+        """Returns who it is; raises AntiphonError, BAD_CREDENTIAL."""
+
+    def refuses(self, metadata: Metadata | None) -> bool:
+        """Whether nobody who sends this along is let in, so that no message need be read."""
+
+
+class OpenDoor:
     """Takes every caller for the one tenant of a server that asks for no credentials."""
-    del call
-    return Caller(tenant="")
+
+    def __call__(self, call: CallFacts) -> Caller:
+        """See Authenticate."""
+        del call
+        return Caller(tenant="")
+
+    def refuses(self, metadata: Metadata | None) -> bool:
+        """See Authenticate."""
+        del metadata
+        return False
+
+
+let_anyone_in: Final = OpenDoor()
 
 
 class CredentialCheck:
@@ -63,13 +83,24 @@ class CredentialCheck:
         Raises:
             AntiphonError: BAD_CREDENTIAL; it never says what is wrong with which.
         """
-        token = _token_of(call)
+        token = _token_of(call.invocation_metadata())
         identity = self._by_certificate(call) if token is None else self._by_token(token)
-        if identity is None or (self._needs_admin and not identity.admin):
-            raise bad_credential()
-        if identity.expire_time is not None and identity.expire_time <= self._now():
+        if identity is None or not self._holds(identity):
             raise bad_credential()
         return Caller(tenant=identity.tenant)
+
+    def refuses(self, metadata: Metadata | None) -> bool:
+        """See Authenticate."""
+        token = _token_of(metadata)
+        if token is None:
+            return not self._credentials().by_certificate
+        identity = self._by_token(token)
+        return identity is None or not self._holds(identity)
+
+    def _holds(self, identity: Identity) -> bool:
+        if self._needs_admin and not identity.admin:
+            return False
+        return identity.expire_time is None or identity.expire_time > self._now()
 
     def _by_token(self, token: str) -> Identity | None:
         if not 0 < len(token) <= _MAX_TOKEN_CHARS:
@@ -92,9 +123,9 @@ class CredentialCheck:
         return None
 
 
-def _token_of(call: CallFacts) -> str | None:
+def _token_of(metadata: Metadata | None) -> str | None:
     """Returns the token that a call brings; empty: what it brings is none; None: nothing."""
-    found = [value for key, value in call.invocation_metadata() or () if key == _METADATA_KEY]
+    found = [value for key, value in metadata or () if key == _METADATA_KEY]
     if not found:
         return None
     (value, *others) = found

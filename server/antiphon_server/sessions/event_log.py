@@ -153,6 +153,8 @@ class EventLog:
         event.first_sequence = event.sequence = self.last_sequence
         self._add(_Single(event, event.ByteSize()))
         self.ended = kind in ("completed", "failed")
+        if self.ended:
+            self._valve = None  # Logs are kept longer than what they are of.
         self._announce(event)
 
     def append_delta(self, delta: Delta) -> None:

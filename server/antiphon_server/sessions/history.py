@@ -18,14 +18,12 @@ from typing import Final, Protocol
 from antiphon.v1 import session_pb2
 from antiphon.v1.types_pb2 import (
     FINISH_REASON_UNSPECIFIED,
-    ROLE_ASSISTANT,
-    ChatMessage,
     FinishReason,
     Item,
-    Output,
 )
 
 from antiphon_engine.api.errors import FieldViolation, InvalidRequest
+from antiphon_server.sessions.answers import Answer, AnswerPart
 from antiphon_server.sessions.records import TurnRow, TurnTokens, token_array
 
 KEPT_TAIL_TOKENS: Final = 64
@@ -53,6 +51,9 @@ class Renderer(Protocol):
     ) -> RenderedPrompt:
         """Renders what follows an answer whose ids end in `kept_tail`."""
 
+    def decode_answer(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of an answer's ids."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
@@ -76,12 +77,10 @@ class History:
     """All kept ids behind the first prompt. Grown in place: views of older values must not last."""
     pending: tuple[Item, ...] = ()
     """Items of appended turns that no prompt has taken in yet."""
-    items: tuple[Item, ...] = ()
+    items: tuple[Item | Answer, ...] = ()
     """HISTORY_POLICY_RERENDER: all that a prompt has taken in, and the answers."""
     answered: bool = False
     """Whether there is an output yet."""
-    answer_ids: "array[int]" = field(default_factory=token_array)
-    """HISTORY_POLICY_RERENDER: the ids of the last answer, with all that it was continued by."""
     num_tokens: int = 0
     """Of the context up to the last output's end, as the engine has seen it."""
     head_end: "FinishReason.ValueType" = FINISH_REASON_UNSPECIFIED
@@ -100,9 +99,7 @@ class History:
         """
         if not self.rerenders:
             return self.head_ids + self.tail_ids
-        return array(
-            "i", renderer.render_conversation(self.items, instructions=instructions).token_ids
-        )
+        return self._whole_prompt(renderer, self.items, instructions)
 
     def prepare(self, renderer: Renderer, new_items: Sequence[Item], instructions: str) -> Prepared:
         """Renders the next prompt. CPU work; changes nothing.
@@ -113,8 +110,8 @@ class History:
         fresh = (*self.pending, *new_items)
         assert fresh, "there is something to answer"
         if self.rerenders:
-            whole = renderer.render_conversation((*self.items, *fresh), instructions=instructions)
-            return Prepared(prompt_ids=array("i", whole.token_ids), tokens=TurnTokens())
+            prompt_ids = self._whole_prompt(renderer, (*self.items, *fresh), instructions)
+            return Prepared(prompt_ids=prompt_ids, tokens=TurnTokens())
         digest = hashlib.sha256(instructions.encode()).digest()
         if not self.answered:
             head = renderer.render_conversation(fresh, instructions=instructions)
@@ -144,9 +141,10 @@ class History:
         assert self.answered
         assert not self.pending
         if self.rerenders:
-            before = renderer.render_conversation(self.items[:-1], instructions=instructions)
-            prompt_ids = array("i", before.token_ids) + self.answer_ids
-            return Prepared(prompt_ids=prompt_ids, tokens=TurnTokens())
+            *earlier, answer = self.items
+            assert isinstance(answer, Answer)
+            before = self._whole_prompt(renderer, earlier, instructions)
+            return Prepared(prompt_ids=before + answer.token_ids, tokens=TurnTokens())
         digest = hashlib.sha256(instructions.encode()).digest()
         new_head = self._new_head(renderer, digest, instructions)
         head_ids = self.head_ids if new_head is None else new_head
@@ -166,6 +164,16 @@ class History:
             prompt_ids=head_ids + self.tail_ids + tokens.added_ids,
             tokens=replace(tokens, output_ids=token_array()),
         )
+
+    def _whole_prompt(
+        self, renderer: Renderer, items: Sequence[Item | Answer], instructions: str
+    ) -> "array[int]":
+        conversation = [
+            item.to_item(renderer.decode_answer) if isinstance(item, Answer) else item
+            for item in items
+        ]
+        rendered = renderer.render_conversation(conversation, instructions=instructions)
+        return array("i", rendered.token_ids)
 
     def _new_head(
         self, renderer: Renderer, digest: bytes, instructions: str
@@ -201,14 +209,15 @@ class History:
 
     def _with_answer(self, row: TurnRow, fresh: tuple[Item, ...]) -> "History":
         """Returns what is rendered whole, with one more answer or a longer last one."""
-        answer, answer_ids, earlier = _as_item(row.turn.output), row.tokens.output_ids, self.items
+        answer = Answer((AnswerPart(row.turn.output, row.tokens.output_ids),))
+        earlier = self.items
         if row.continues:
-            answer = _joined(self.items[-1], answer)
-            answer_ids, earlier = self.answer_ids + answer_ids, self.items[:-1]
+            begun, earlier = self.items[-1], self.items[:-1]
+            assert isinstance(begun, Answer)
+            answer = Answer(begun.parts + answer.parts)
         return replace(
             self,
             items=(*earlier, *fresh, answer),
-            answer_ids=answer_ids,
             pending=(),
             answered=True,
             num_tokens=_num_tokens_behind(row),
@@ -244,19 +253,3 @@ def nothing_to_answer(path: str) -> InvalidRequest:
 
 def _num_tokens_behind(row: TurnRow) -> int:
     return row.turn.usage.prompt_tokens + len(row.tokens.output_ids)
-
-
-def _joined(first: Item, second: Item) -> Item:
-    """Returns two parts of an answer as one."""
-    whole = Item()
-    whole.CopyFrom(first)
-    whole.message.text += second.message.text
-    whole.message.reasoning += second.message.reasoning
-    return whole
-
-
-def _as_item(output: Output) -> Item:
-    """Returns an answer as the conversation's next item."""
-    return Item(
-        message=ChatMessage(role=ROLE_ASSISTANT, text=output.text, reasoning=output.reasoning)
-    )

@@ -102,7 +102,8 @@ class Ledger:
         message.failure.CopyFrom(failure)
         message.end_time.CopyFrom(to_timestamp(now_ns))
         message.last_sequence = turn.log.last_sequence + 1
-        if turn.discards or not message.output.text:
+        is_discarded = turn.discards or turn.interrupted_at is not None
+        if is_discarded or not message.output.text:
             message.ClearField("output")
         async with self.lock:
             row = self._behind_turn(None, now_ns)

@@ -48,16 +48,10 @@ class Recovery:
             return
         session = await self._load(key)
         may_have_run = True
-        turns: list[LiveTurn] = []
         for row, order, request in readable:
             turn = self._turn_of(key, row, order, request)
             turn.earlier = await self._earlier(key, row, may_have_run=may_have_run)
             session.take_up(turn)
-            if request.interrupts:
-                # How much was delivered is not known any more: what is kept of them stays.
-                for before in turns:
-                    session.cancel_live(before)
-            turns.append(turn)
             may_have_run = False
 
     def _turn_of(

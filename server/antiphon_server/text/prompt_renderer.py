@@ -177,6 +177,10 @@ class PromptRenderer:
             metadata={"limit": str(self._max_tokens), "prompt": str(num_tokens)},
         )
 
+    def decode_answer(self, token_ids: Sequence[int]) -> str:
+        """The text of an answer, as it is told."""
+        return self._tokenizer.decode_answer(token_ids)
+
     def _surroundings(self, tools: Sequence[Tool], reasoning: bool | None) -> _Surroundings:
         """Checks that the template can do what is asked for."""
         if self._template is None:

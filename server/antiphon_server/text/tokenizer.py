@@ -99,6 +99,11 @@ class Tokenizer:
         detokenizer = self.detokenizer(hide_special_tokens=skip_special_tokens)
         return detokenizer.push(token_ids) + detokenizer.finish()
 
+    def decode_answer(self, token_ids: Sequence[int]) -> str:
+        """The text of ids that a model said behind a prompt, without special tokens."""
+        detokenizer = Detokenizer(self._decoding, hidden_ids=self.special_ids, begins_text=False)
+        return detokenizer.push(token_ids) + detokenizer.finish()
+
     def detokenizer(
         self, *, hide_special_tokens: bool, prompt_tail: Sequence[int] = ()
     ) -> Detokenizer:

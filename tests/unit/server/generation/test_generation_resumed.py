@@ -183,6 +183,23 @@ async def test_wait_for_an_engine_has_its_limit(text: TextSide, offload: Offload
     assert bench.generator.admission.num_waiting == 0
 
 
+async def test_each_outage_has_the_whole_wait(text: TextSide, offload: Offload) -> None:
+    engine = FakeEngine()
+    engine.hold()
+    bench = Bench.of(served_model(text, engine), offload)
+    generation = bench.start(_budget(5), endurance=endurance(wait_s=1.0))
+    reading = asyncio.create_task(_collect(generation))
+    for _ in range(2):
+        engine.set_state(EngineState.DOWN)
+        await asyncio.sleep(0.6)
+        engine.set_state(EngineState.READY)
+        await _turns()
+    engine.release()
+
+    await asyncio.wait_for(reading, 10)
+    assert generation.usage.output_tokens == 5
+
+
 async def test_deadline_holds_while_there_is_no_engine(text: TextSide, offload: Offload) -> None:
     engine = FakeEngine(state=EngineState.DOWN)
     bench = Bench.of(served_model(text, engine), offload)
@@ -306,6 +323,28 @@ async def test_request_that_was_admitted_before_is_not_turned_away(
 
     await _collect(generation)
     assert generation.usage.output_tokens == 5
+
+
+async def test_engine_without_room_is_asked_again_and_that_is_no_attempt(
+    text: TextSide, offload: Offload
+) -> None:
+    engine = FakeEngine()
+    engine.hold()
+    bench = Bench.of(served_model(text, engine), offload)
+    admitted = endurance(most=1, was_admitted=True)
+    generation = bench.start(_budget(5), endurance=admitted)
+    reading = asyncio.create_task(_collect(generation))
+    for num_requests in (1, 2):
+        async with asyncio.timeout(5):
+            while len(engine.requests) < num_requests:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.01)
+        engine.fail_all(AntiphonError(ErrorReason.OVERLOADED, "the engine is full"))
+        await _turns()
+    engine.release()
+
+    await asyncio.wait_for(reading, 10)
+    assert generation.usage.output_tokens == 5
+    assert admitted.attempts.num == 1
 
 
 async def test_held_request_stays_held_in_the_next_engine(text: TextSide, offload: Offload) -> None:

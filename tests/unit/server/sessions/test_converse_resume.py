@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import gc
+import weakref
 from collections.abc import Sequence
 
 import pytest
@@ -166,6 +168,22 @@ async def test_logs_of_ended_turns_go_some_time_after_they_were_read(spec: Bench
 
         assert unread_bytes > 0
         assert logs.size_bytes == 0
+
+
+async def test_a_kept_log_keeps_nothing_else_of_its_turn(bench: SessionBench):
+    await bench.create()
+    bench.engine.hold()
+    talk = bench.converse(open_frame(), generate_frame("one", "t1"))
+    await talk.until(is_kind("accepted"))
+    async with bench.registry.use(KEY) as session:
+        turn = weakref.ref(session.live_turns[0])
+    bench.engine.release()
+    await talk.rest()
+    await bench.run("another", "t2")
+    gc.collect()
+
+    assert bench.registry.surroundings.ended_logs.find(KEY, "t1") is not None
+    assert turn() is None
 
 
 async def test_several_turns_are_told_of_from_where_each_stands(bench: SessionBench):

@@ -8,9 +8,11 @@ import pytest
 from antiphon.v1.session_pb2 import (
     HISTORY_POLICY_KEEP_TOKENS,
     HISTORY_POLICY_RERENDER,
+    ConverseRequest,
     ConverseResponse,
     StartTurn,
     Turn,
+    TurnCursor,
     TurnEvent,
 )
 from antiphon.v1.types_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_STOP_SEQUENCE
@@ -49,11 +51,17 @@ def bench_of(spec: BenchSpec, *token_ids: int) -> BenchSpec:
     return replace(spec, engine=lambda: FakeEngine(script=fixed_ids(*token_ids * 30)))
 
 
-async def talking(bench: SessionBench, num_deltas: int, **values: object) -> tuple[Talk, list]:
+async def talking(
+    bench: SessionBench,
+    num_deltas: int,
+    *,
+    opening: ConverseRequest | None = None,
+    **values: object,
+) -> tuple[Talk, list[ConverseResponse]]:
     """A stream that was told so many pieces of the turn t1, which goes on."""
     bench.engine.hold()
     start = generate_frame("hi", "t1", **({"max_tokens": 100} | values))
-    talk = bench.converse(open_frame(), start)
+    talk = bench.converse(opening or open_frame(), start)
     frames = await talk.until(is_kind("accepted"))
     await eventually(lambda: bool(bench.engine.requests))
     for _ in range(num_deltas):
@@ -114,6 +122,31 @@ async def test_what_was_delivered_stays_and_the_rest_goes(spec: BenchSpec, polic
     assert hints == [("rewind", number_of(KEY), len(kept))]
 
 
+@pytest.mark.parametrize("num_acknowledged", [0, 2])
+async def test_of_an_acknowledging_caller_what_it_acknowledged_stays(
+    spec: BenchSpec, num_acknowledged: int
+):
+    async with session_bench(bench_of(spec, *LETTERS)) as bench:
+        await bench.create()
+        opening = open_frame(max_unacked_events=100)
+        talk, frames = await talking(bench, 4, opening=opening)
+        deltas = [f.turn_event for f in frames if f.turn_event.HasField("delta")]
+        for event in deltas[:num_acknowledged]:
+            cursor = TurnCursor(turn_id="t1", epoch=event.epoch, sequence=event.sequence)
+            talk.send(ConverseRequest(ack=cursor))
+        talk.send(generate_frame("no", "t2", if_busy=INTERRUPT))
+        frames += await rest_of(bench, talk)
+        turn, prompts, outputs = await bench.turn("t1"), bench.prompts, bench.outputs
+
+    last = turn_events(frames, "t1")[-1]
+    assert len(turn.output.text) == num_acknowledged
+    assert last.HasField("failed") == (num_acknowledged == 0)
+    if num_acknowledged:
+        assert last.completed.kept_sequence == deltas[num_acknowledged - 1].sequence
+        kept = prompts[0] + outputs[0][:num_acknowledged]
+        assert prompts[1][: len(kept) + 1] == [*kept, 4]
+
+
 async def test_a_turn_of_which_nothing_was_delivered_is_discarded(spec: BenchSpec):
     async with session_bench(bench_of(spec, *LETTERS)) as bench:
         await bench.create()
@@ -126,6 +159,7 @@ async def test_a_turn_of_which_nothing_was_delivered_is_discarded(spec: BenchSpe
 
     assert turn_events(frames, "t1")[-1].failed.code == 1
     assert turn.state == Turn.STATE_FAILED
+    assert not turn.HasField("output")
     assert prompts[1] == other
 
 

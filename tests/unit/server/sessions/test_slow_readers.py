@@ -304,3 +304,35 @@ async def test_many_untold_ends_refuse_more_turns_instead_of_holding_up_acknowle
 def test_a_stream_may_be_behind_by_a_bounded_number_of_events():
     assert not Acknowledgements(0).counts
     assert Acknowledgements(2**32 - 1)._most == MAX_UNACKED_EVENTS
+
+
+@pytest.mark.parametrize(("max_unacked_events", "num_kept"), [(100, 2), (0, 4)])
+async def test_an_interrupt_keeps_what_was_acknowledged_or_else_sent(
+    spec: BenchSpec, max_unacked_events: int, num_kept: int
+):
+    async with session_bench(spec) as bench:
+        await bench.create()
+        bench.engine.hold()
+        talk = bench.converse(
+            open_frame(max_unacked_events=max_unacked_events),
+            generate_frame("one", "t1", max_tokens=60),
+        )
+        frames = await talk.until(is_kind("accepted"))
+        await eventually(lambda: bool(bench.engine.requests))
+        while sum(is_kind("delta")(frame) for frame in frames) < 4:
+            bench.engine.step(1)
+            if not await talk.is_silent(0.02):
+                frames.append(await talk.next())
+        deltas = [frame for frame in frames if is_kind("delta")(frame)]
+        if max_unacked_events:
+            talk.send(ack_of(deltas[num_kept - 1]))
+        again = generate_frame("two", "t2", if_busy=StartTurn.IF_BUSY_INTERRUPT)
+        talk.send(again)
+        frames += await talk.until(ends("t1"))
+        bench.engine.release()
+        await talk.rest()
+        turn = await bench.turn("t1")
+
+    kept = [frame.turn_event for frame in deltas[:num_kept]]
+    assert frames[-1].turn_event.completed.kept_sequence == kept[-1].sequence
+    assert turn.output.text == text_of(kept)

@@ -1,0 +1,74 @@
+"""Messages of callers without a credential are not even parsed."""
+
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+
+import grpc
+import pytest
+from antiphon.v1.inference_pb2 import GenerateRequest, GenerateResponse
+
+from antiphon_server.access.authentication import CredentialCheck
+from antiphon_server.access.credentials import load_credentials
+from antiphon_server.interceptors import CallInterceptor
+from antiphon_server.offload import Offload
+from support.tenants import bearer, token_entry, write_tokens
+
+NOW = datetime(2026, 5, 1, tzinfo=UTC)
+CERTIFICATE = '[[certificates]]\nname = "a"\ntenant = "a"\n'
+
+
+class Counting:
+    """A method that counts the messages that are parsed for it."""
+
+    def __init__(self) -> None:
+        self.num_parsed = 0
+
+    def parse(self, data: bytes) -> GenerateRequest:
+        self.num_parsed += 1
+        return GenerateRequest.FromString(data)
+
+    async def answer(self, request: GenerateRequest, context: object) -> GenerateResponse:
+        return GenerateResponse()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        method = grpc.unary_unary_rpc_method_handler(
+            self.answer, self.parse, GenerateResponse.SerializeToString
+        )
+        return grpc.method_handlers_generic_handler("antiphon.v1.Counting", {"Answer": method})
+
+
+@pytest.mark.parametrize(
+    ("more", "metadata", "code", "num_parsed"),
+    [
+        ("", (), grpc.StatusCode.UNAUTHENTICATED, 0),
+        ("", bearer("tk-wrong"), grpc.StatusCode.UNAUTHENTICATED, 0),
+        ("", bearer("tk-a"), grpc.StatusCode.OK, 1),
+        # Whose certificate it is, is known later.
+        (CERTIFICATE, (), grpc.StatusCode.UNAUTHENTICATED, 1),
+        (CERTIFICATE, bearer("tk-wrong"), grpc.StatusCode.UNAUTHENTICATED, 0),
+    ],
+)
+async def test_messages_are_parsed_for_those_who_may_be_let_in(
+    tmp_path: Path, more: str, metadata: object, code: grpc.StatusCode, num_parsed: int
+) -> None:
+    path = write_tokens(tmp_path / "tokens.toml", token_entry("tk-a", "a"), more)
+    credentials = load_credentials(path, key="server.tokens_file")
+    offload, counting = Offload(num_threads=1, max_pending=8), Counting()
+    interceptor = CallInterceptor(
+        count_call=nullcontext,
+        authenticate=CredentialCheck(lambda: credentials, needs_admin=False, now=lambda: NOW),
+        offload=offload,
+        draw_request_id=lambda: "r",
+    )
+    server = grpc.aio.server(interceptors=[interceptor])
+    server.add_generic_rpc_handlers([counting.handler()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary("/antiphon.v1.Counting/Answer")(b"", metadata=metadata)
+        seen = await call.code()
+    await server.stop(0)
+    offload.close()
+
+    assert (seen, counting.num_parsed) == (code, num_parsed)
