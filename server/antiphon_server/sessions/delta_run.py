@@ -2,6 +2,7 @@
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Iterator
 from typing import Final
 
 from antiphon.v1.types_pb2 import OUTPUT_CHANNEL_CONTENT, Delta, OutputChannel
@@ -63,6 +64,13 @@ class DeltaRun:
     def text_through(self, sequence: int) -> str:
         """Returns the text up to and with a number."""
         return self._text[: self._text_ends[sequence - self.first_sequence]].decode()
+
+    def sizes_through(self, sequence: int) -> Iterator[int]:
+        """Yields how many characters each delta has, up to and with a number."""
+        start = 0
+        for end in self._text_ends[: sequence + 1 - self.first_sequence]:
+            yield len(self._text[start:end].decode())
+            start = end
 
     def join(self, after: int, max_bytes: int) -> tuple[Delta, int]:
         """Returns what follows a number as one delta, and the last number in it.

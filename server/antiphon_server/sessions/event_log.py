@@ -240,6 +240,20 @@ class EventLog:
                 num_characters += len(entry.text_through(min(sequence, entry.last_sequence)))
         return num_characters
 
+    def characters_through(self, sequence: int) -> list[int]:
+        """Returns `characters_at` for all numbers from 0 to that one. Work for another thread."""
+        counts = [0]
+        for entry in self._entries:
+            if entry.first_sequence > sequence:
+                break
+            last = min(sequence, entry.last_sequence)
+            if isinstance(entry, DeltaRun) and entry.is_content:
+                for size in entry.sizes_through(last):
+                    counts.append(counts[-1] + size)
+            else:
+                counts += [counts[-1]] * (last + 1 - entry.first_sequence)
+        return counts
+
     def output(self) -> Output:
         """Returns what the events so far amount to, without why it ended."""
         output = Output()

@@ -1,7 +1,7 @@
 """What stays of a turn that another one interrupted: what its caller had got of it."""
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -38,23 +38,16 @@ async def cut_to_delivered(
     assert outcome.output is not None
     if _all_delivered(turn.log, turn.interrupted_at, outcome):
         return outcome
-    token_ids = outcome.tokens.output_ids
     detokenizer = partial(
         model.tokenizer.detokenizer,
         hide_special_tokens=not turn.message.config.output.special_tokens,
         prompt_tail=outcome.prompt_tail,
     )
-    cuts = dict(await surroundings.offload.run(clean_cuts, detokenizer(), token_ids))
-    while True:
-        place = _last_clean(turn.log, turn.interrupted_at, cuts)
-        if not place.num_tokens:
-            return None
-        text = outcome.output.text[: place.num_characters]
-        kept_ids = token_ids[: place.num_tokens]
-        if await surroundings.offload.run(_decode, detokenizer, kept_ids) == text:
-            return _cut(outcome, place)
-        # Some tokenizers read tokens by what follows them.
-        del cuts[place.num_characters]
+    # Nothing is added to the log any more.
+    place = await surroundings.offload.run(
+        _find_place, turn.log, turn.interrupted_at, outcome, detokenizer
+    )
+    return _cut(outcome, place) if place.num_tokens else None
 
 
 def _all_delivered(log: EventLog, sequence: int, outcome: Outcome) -> bool:
@@ -64,15 +57,25 @@ def _all_delivered(log: EventLog, sequence: int, outcome: Outcome) -> bool:
     return by_itself and log.characters_at(sequence) == len(outcome.output.text)
 
 
-def _last_clean(log: EventLog, sequence: int, cuts: Mapping[int, int]) -> _Place:
-    """Returns the last place, up to a number, where an event ends with a token."""
-    while (num_characters := log.characters_at(sequence)) not in cuts:
-        sequence -= 1
-    return _Place(sequence, num_characters, cuts[num_characters])
+def _find_place(
+    log: EventLog, sequence: int, outcome: Outcome, new_detokenizer: Callable[[], Detokenizer]
+) -> _Place:
+    """Returns the last place, up to a number, where an event ends with a token. CPU work."""
+    assert outcome.output is not None
+    text, token_ids = outcome.output.text, outcome.tokens.output_ids
+    cuts = dict(clean_cuts(new_detokenizer(), token_ids))
+    for number, count in reversed(list(enumerate(log.characters_through(sequence)))):
+        num_tokens = cuts.get(count)
+        if num_tokens is None:
+            continue
+        if _decode(new_detokenizer(), token_ids[:num_tokens]) == text[:count]:
+            return _Place(number, count, num_tokens)
+        # The tokens read otherwise by what follows them, which goes for few at a time.
+        del cuts[count]
+    return _Place(0, 0, 0)
 
 
-def _decode(new_detokenizer: Callable[[], Detokenizer], token_ids: Sequence[int]) -> str:
-    detokenizer = new_detokenizer()
+def _decode(detokenizer: Detokenizer, token_ids: Sequence[int]) -> str:
     return detokenizer.push(token_ids) + detokenizer.finish()
 
 

@@ -2,7 +2,12 @@ import asyncio
 
 import pytest
 from antiphon.v1.session_pb2 import TurnAccepted, TurnCompleted, TurnCursor, TurnEvent
-from antiphon.v1.types_pb2 import Delta, GenerationStarted
+from antiphon.v1.types_pb2 import (
+    OUTPUT_CHANNEL_CONTENT,
+    OUTPUT_CHANNEL_REASONING,
+    Delta,
+    GenerationStarted,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,6 +82,20 @@ def test_readers_are_woken_by_news_and_finish_with_the_terminal_event():
     assert not reader.finished
     read_all(reader)
     assert reader.finished
+
+
+def test_characters_are_counted_up_to_each_number():
+    log = begun()
+    pieces = [(OUTPUT_CHANNEL_CONTENT, text) for text in ("a", "éé", "", "ccc")]
+    pieces += [(OUTPUT_CHANNEL_REASONING, "hm"), (OUTPUT_CHANNEL_CONTENT, "d")]
+    for channel, text in pieces:
+        log.append(TurnEvent(delta=Delta(channel=channel, text=text)))
+
+    counts = log.characters_through(log.last_sequence)
+
+    assert counts == [0, 0, 0, 1, 3, 3, 6, 6, 7]
+    assert counts == [log.characters_at(number) for number in range(log.last_sequence + 1)]
+    assert log.characters_through(4) == counts[:5]
 
 
 def test_a_long_answer_keeps_few_events_though_nobody_reads():
