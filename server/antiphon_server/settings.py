@@ -25,7 +25,6 @@ _UNITS: Final = {
     "MIB": 1 << 20,
     "GIB": 1 << 30,
 }
-_SERVER_FILES: Final = ("tls_cert", "tls_key", "tls_client_ca", "tokens_file", "secret_file")
 _MAX_DIGITS: Final = 20
 """More than any setting has, and few enough for every kind of number."""
 _INTEGER = re.compile(rf"[+-]?\d{{1,{_MAX_DIGITS}}}")
@@ -221,7 +220,11 @@ def _with_user_folders(config: Config, environ: Mapping[str, str]) -> Config:
         config,
         server=dataclasses.replace(
             server,
-            **{key: expand(getattr(server, key)) for key in _SERVER_FILES},
+            tls_cert=expand(server.tls_cert),
+            tls_key=expand(server.tls_key),
+            tls_client_ca=expand(server.tls_client_ca),
+            tokens_file=expand(server.tokens_file),
+            secret_file=expand(server.secret_file),
         ),
         model=dataclasses.replace(
             model,
