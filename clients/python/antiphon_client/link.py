@@ -14,7 +14,7 @@ from antiphon_client.errors import ErrorDetails, ServerError
 from antiphon_client.failures import error_of, from_failure
 from antiphon_client.feed import Acknowledgements, Feed
 from antiphon_client.outbox import Outbox
-from antiphon_client.reasons import Draining, SlowConsumer
+from antiphon_client.reasons import Draining, SlowConsumer, TurnNotFound
 from antiphon_client.retry import Outage, passes
 from antiphon_client.stream import ConverseStream
 
@@ -195,6 +195,9 @@ class SessionLink:
                 stream = await self._attach(
                     self._outage.left_s or self._connection.options.timeout_s
                 )
+            except TurnNotFound as error:
+                if not self._lose_turn(error):
+                    raise
             except ServerError as error:
                 if not passes(error):
                     raise
@@ -203,6 +206,16 @@ class SessionLink:
             else:
                 self._watcher(None)
                 return stream
+
+    def _lose_turn(self, failure: TurnNotFound) -> bool:
+        """Fails the one turn that a server does not know any more; False: it is not followed."""
+        turn_id = failure.metadata.get("turn", "").rpartition("/")[2]
+        feed = self._feeds.pop(turn_id, None)
+        if feed is None:
+            return False
+        self._outbox.ended(turn_id)
+        feed.fail(failure)
+        return True
 
     async def _somebody_reads(self) -> None:
         """Waits for a reader of what the server could not get rid of, or for a new frame."""

@@ -17,6 +17,7 @@ from antiphon_client import (
     Overloaded,
     RetryPolicy,
     SessionAttached,
+    TurnNotFound,
     TurnRestarted,
     Unavailable,
     user,
@@ -180,6 +181,32 @@ async def test_a_session_that_another_took_meanwhile_is_left_to_it():
         turn = await session.send("count")
         with pytest.raises(SessionAttached):
             await turn.answer()
+
+
+async def test_a_turn_that_a_server_does_not_know_any_more_fails_alone():
+    class Forgetful(BreakingSessions):
+        async def Converse(self, request_iterator, context):
+            opening = await anext(request_iterator)
+            if opening.open.resume and opening.open.resume[0].turn_id == "lost":
+                info = error_details_pb2.ErrorInfo(
+                    reason="TURN_NOT_FOUND", metadata={"turn": "sessions/s/turns/lost"}
+                )
+                await refuse(context, grpc.StatusCode.NOT_FOUND, "there is no turn", info)
+
+            async def frames():
+                yield opening
+                async for frame in request_iterator:
+                    yield frame
+
+            async for response in super().Converse(frames(), context):
+                yield response
+
+    async with talking(Forgetful(says(*WORDS), [Break(behind=6)])) as session:
+        lost = await session.send("count", turn_id="lost")
+        kept = await session.send("count", turn_id="kept")
+        with pytest.raises(TurnNotFound):
+            await lost.answer()
+        assert await kept.answer() == "one two three four"
 
 
 def going_away(reason, end=None):
