@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from antiphon.v1.types_pb2 import ROLE_ASSISTANT, ChatMessage, Item, Output
+from antiphon.v1.types_pb2 import ROLE_ASSISTANT, ChatMessage, Item
 
 Decode = Callable[[Sequence[int]], str]
 """Returns the text of an answer's ids."""
@@ -14,7 +14,8 @@ Decode = Callable[[Sequence[int]], str]
 class AnswerPart:
     """What one turn said."""
 
-    output: Output
+    text: str
+    reasoning: str
     token_ids: "array[int]"
 
 
@@ -34,12 +35,12 @@ class Answer:
 
     def to_item(self, decode: Decode) -> Item:
         """Returns it as the conversation's next item, as if it had been said at once."""
-        text = self.parts[0].output.text
+        text = self.parts[0].text
         token_ids = self.parts[0].token_ids
         for part in self.parts[1:]:
             text = _joined(text, token_ids, part, decode)
             token_ids = token_ids + part.token_ids
-        reasoning = "".join(part.output.reasoning for part in self.parts)
+        reasoning = "".join(part.reasoning for part in self.parts)
         return Item(message=ChatMessage(role=ROLE_ASSISTANT, text=text, reasoning=reasoning))
 
 
@@ -47,8 +48,8 @@ def _joined(text: str, token_ids: "array[int]", part: AnswerPart, decode: Decode
     """Returns a text with its next part, whole where the cut was inside a character."""
     if decode(token_ids) != text:
         # It shows other tokens than a plain decode does, and so may the part.
-        return text + part.output.text
+        return text + part.text
     whole = decode(token_ids + part.token_ids)
     # What the part's ids say and it doesn't tell: it ended at a stop string.
-    num_hidden = len(decode(part.token_ids)) - len(part.output.text)
+    num_hidden = len(decode(part.token_ids)) - len(part.text)
     return whole[: len(whole) - num_hidden]

@@ -209,7 +209,8 @@ class History:
 
     def _with_answer(self, row: TurnRow, fresh: tuple[Item, ...]) -> "History":
         """Returns what is rendered whole, with one more answer or a longer last one."""
-        answer = Answer((AnswerPart(row.turn.output, row.tokens.output_ids),))
+        output = row.turn.output
+        answer = Answer((AnswerPart(output.text, output.reasoning, row.tokens.output_ids),))
         earlier = self.items
         if row.continues:
             begun, earlier = self.items[-1], self.items[:-1]

@@ -82,7 +82,7 @@ class Ledger:
         async with self.lock:
             head = Head(message.name, base.num_turns + 1)
             row = self._behind_turn(head, now_ns)
-            kept = replace(turn.row(), turn=message, version=row.version, tokens=outcome.tokens)
+            kept = replace(turn.row(message), version=row.version, tokens=outcome.tokens)
             await self._surroundings.store.end_turn(kept, row, superseded_after=base.rewound_to)
             self.row = row
             self.history = base.history.after(kept)
@@ -107,7 +107,7 @@ class Ledger:
             message.ClearField("output")
         async with self.lock:
             row = self._behind_turn(None, now_ns)
-            await self._surroundings.store.end_turn(replace(turn.row(), turn=message), row)
+            await self._surroundings.store.end_turn(turn.row(message), row)
             self.row = row
         turn.message.CopyFrom(message)
         self.on_change(turn.turn_id)

@@ -68,15 +68,15 @@ class LiveTurn:
         """Whether there is output from before this server."""
         return self.earlier is not None and bool(self.earlier.tokens.output_ids)
 
-    def row(self) -> TurnRow:
-        """Returns it as it is kept while it has not ended."""
+    def row(self, message: Turn | None = None) -> TurnRow:
+        """Returns it as it is kept, with a message of its own or as it stands."""
         return TurnRow(
             position=self.position,
             turn_id=self.turn_id,
             generates=self.request.generates,
             continues=self.request.continues,
             fingerprint=self.request.fingerprint,
-            turn=self.snapshot(),
+            turn=self.snapshot() if message is None else message,
             order=TurnOrder(
                 request=self.request.message,
                 accepted=Session(instructions=self.instructions, defaults=self.config),

@@ -4,7 +4,6 @@ from array import array
 from collections.abc import Sequence
 
 import pytest
-from antiphon.v1.types_pb2 import Output
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,7 +48,7 @@ def test_an_answer_in_parts_reads_as_one(tokenizer: Tokenizer, text: str, end: s
     for cut in [*cuts, len(token_ids)]:
         piece = token_ids[begun:cut]
         said = told(tokenizer, prompt + token_ids[:begun], piece)
-        parts.append(AnswerPart(Output(text=said), array("i", piece)))
+        parts.append(AnswerPart(said, "", array("i", piece)))
         begun = cut
 
     item = Answer(tuple(parts)).to_item(tokenizer.decode_answer)
@@ -59,8 +58,8 @@ def test_an_answer_in_parts_reads_as_one(tokenizer: Tokenizer, text: str, end: s
 
 def test_parts_that_show_special_tokens_are_joined_as_they_were_told(tokenizer: Tokenizer):
     parts = (
-        AnswerPart(Output(text="a<|im_start|>", reasoning="x"), array("i", [1])),
-        AnswerPart(Output(text="b", reasoning="y"), array("i", [2])),
+        AnswerPart("a<|im_start|>", "x", array("i", [1])),
+        AnswerPart("b", "y", array("i", [2])),
     )
 
     item = Answer(parts).to_item(tokenizer.decode_answer)
