@@ -56,3 +56,16 @@ class AdminClient:
         """Forgets all KV cache that no running request uses; returns how many blocks."""
         request = admin_pb2.FlushPrefixCacheRequest(model=model)
         return (await self._connection.unary(self._stub.FlushPrefixCache, request)).num_blocks
+
+    async def drain(self, *, limit_s: float | None = None) -> admin_pb2.DrainResponse:
+        """Ends the server's work: nothing new is taken, and what runs is cancelled at the limit.
+
+        Returns:
+            What became of the turns, once none is left; the limit is the server's by default.
+        """
+        limit = None if limit_s is None else duration(limit_s)
+        # It answers behind the limit, and a call that is repeated joins the one before.
+        timeout_s = None if limit_s is None else limit_s + self._connection.options.timeout_s
+        return await self._connection.unary(
+            self._stub.Drain, admin_pb2.DrainRequest(limit=limit), timeout_s=timeout_s
+        )

@@ -164,6 +164,20 @@ async def test_the_administrative_client_reads_counters_and_settings(running, cl
     assert num_flushed >= 0
 
 
+async def test_the_administrative_client_drains_a_server(running, client):
+    async with client.new_session() as session:
+        turn = await session.send("count", at_most(3000))
+        await anext(turn.text())
+        async with AdminClient(running.admin_target) as admin:
+            drained = await admin.drain(limit_s=0.2)
+            info = await admin.get_server_info()
+        await turn.answer()
+
+    assert info.draining
+    assert (drained.num_finished, drained.num_cancelled) == (0, 1)
+    assert turn.completed.finish_reason == types_pb2.FINISH_REASON_CANCELLED
+
+
 async def test_the_readmes_example_talks(running):
     example = ROOT / "clients/examples/two_turns.py"
 
