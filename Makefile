@@ -11,9 +11,10 @@ REQUESTS ?= 1000000
 KILLS ?= 2000
 CLIENTS ?= 6
 RUNS ?= 100000
+COUNT ?= 10000
 PIP_INSTALL = $(BIN)/pip install --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: help setup native serve check check-protos format test stress torture test-native test-native-threads soak fuzz bench bench-core bench-policies bench-tenants clean
+.PHONY: help setup native serve check check-protos format test stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-policies bench-tenants clean
 .DEFAULT_GOAL := help
 # A virtual environment that was left half made is made again.
 .DELETE_ON_ERROR:
@@ -83,6 +84,9 @@ fuzz: $(VENV)/.build    ## Runs RUNS (100000) random command streams against the
 	mkdir -p build/fuzz$(FUZZ_CXX)/corpus
 	build/fuzz$(FUZZ_CXX)/antiphon_core_fuzz -runs=$(RUNS) -max_len=400 $(ARGS) \
 	  build/fuzz$(FUZZ_CXX)/corpus tests/native/fuzz/corpus
+
+fuzz-grpc: setup    ## Makes COUNT (10000) calls of any bytes to any method, frames in every order: minutes
+	$(BIN)/pytest --scale $$((($(COUNT) + 499) / 500)) --timeout 7200 tests/integration/server/test_rude_callers.py $(ARGS)
 
 bench-core: $(VENV)/.dev    ## Measures what planning and committing a step cost in the core
 	$(CONFIGURE) -B build/bench -DANTIPHON_BUILD_BENCH=ON

@@ -52,6 +52,11 @@ class Draining:
         """Whether nothing new is taken any more."""
         return self._work is not None
 
+    @property
+    def num_turns(self) -> int:
+        """Turns that have not ended."""
+        return self._registry.num_live_turns if self._registry is not None else 0
+
     def follow(self, registry: SessionRegistry) -> None:
         """Drains these sessions, too."""
         self._registry = registry
@@ -94,7 +99,7 @@ class Draining:
 
     async def _run(self) -> Drained:
         registry = self._registry
-        num_turns = registry.num_live_turns if registry is not None else 0
+        num_turns = self.num_turns
         waits = {
             asyncio.create_task(self._wait_idle()),
             asyncio.create_task(self._over.wait()),
@@ -108,7 +113,7 @@ class Draining:
             await registry.wait_turns(_TURN_END_S)
         self._long_calls.cut_off(_draining())
         await self._supervision.wait_idle(_CALL_END_S)
-        num_left = registry.num_live_turns if registry is not None else 0
+        num_left = self.num_turns
         return Drained(
             num_finished=num_turns - max(num_cancelled, num_left),
             num_cancelled=num_cancelled,
