@@ -5,6 +5,7 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 from antiphon.v1.session_pb2 import (
@@ -304,7 +305,7 @@ class SessionRegistry:
             if loading is None:
                 loading = asyncio.create_task(self._load(key))
                 self._loading[key] = loading
-                loading.add_done_callback(lambda _: self._loading.pop(key))
+                loading.add_done_callback(partial(self._note_loaded, key))
             await asyncio.shield(loading)
         self._loaded.move_to_end(key)
         expire_ns = session.ledger.row.expire_ns
@@ -313,6 +314,11 @@ class SessionRegistry:
             await self.expire(session.ledger.row)
             raise _expired(key, expire_ns)
         return session
+
+    def _note_loaded(self, key: SessionKey, loading: "asyncio.Task[LiveSession]") -> None:
+        del self._loading[key]
+        if not loading.cancelled():
+            loading.exception()  # Marks it as seen: all who waited for it may have gone.
 
     async def _load(self, key: SessionKey) -> LiveSession:
         store = self._surroundings.store

@@ -138,7 +138,7 @@ async def test_no_caller_can_break_the_server_or_leave_anything_in_it(
     assert {"OK", "CANCELLED", "INVALID_ARGUMENT", "NOT_FOUND"} <= statuses
     if caller.ends.total() > 400:
         assert {end.partition(" ")[0] for end in caller.ends} == {m.name for m in METHODS}
-    assert num_tasks[-1] <= num_tasks[0]
+    assert num_tasks[-1] <= num_tasks[0] + 5  # Of the transport, some come and go.
     assert num_files[-1] <= num_files[0] + 2
     assert watched.lost_errors == []
     assert [entry for entry in watched.log if entry["log_level"] == "error"] == []
