@@ -70,7 +70,7 @@ class Runner:
                 *("--set", "engine.kv_cache_tokens=4096", "--set", "engine.num_threads=1"),
                 *flags,
             ],
-            env={**os.environ, "HOME": str(self.directory), **dict(environ)},
+            env={**_environment(), "HOME": str(self.directory), **dict(environ)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -84,6 +84,11 @@ class Runner:
         process = self.start(*flags, environ=environ).process
         _, log = process.communicate(timeout=30)
         return process.returncode, log
+
+
+def _environment() -> dict[str, str]:
+    """This process's, without what commands that were run in it keep of gRPC's log."""
+    return {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
 
 
 @contextmanager
