@@ -34,6 +34,7 @@ from antiphon_server.sessions.names import parse_session_name, session_not_found
 from antiphon_server.sessions.new_sessions import forked_session, new_session, receipt_of
 from antiphon_server.sessions.records import (
     NewSession,
+    Receipt,
     SessionKey,
     SessionRow,
 )
@@ -175,6 +176,10 @@ class SessionRegistry:
         """Creates a session. Raises AntiphonError, whose fields stand below `path`."""
         if self._drain is not None:
             raise self._drain[0]
+        if answer := await self._find_answer(
+            receipt_of(self._surroundings, tenant, request, Session())
+        ):
+            return answer
         new = new_session(self._surroundings, tenant, request, path=path)
         earlier = await self._changes.carry_out(self._keep(new))
         return earlier or present(new.row, active=False)
@@ -239,7 +244,7 @@ class SessionRegistry:
 
     async def _fork(self, tenant: str, request: ForkSessionRequest) -> Session:
         receipt = receipt_of(self._surroundings, tenant, request, Session())
-        if receipt and (answer := await self._surroundings.store.find_answer(receipt)):
+        if answer := await self._find_answer(receipt):
             return answer
         async with self.use(parse_session_name(tenant, request.name, "name")) as parent:
             async with parent.ledger.lock:
@@ -255,12 +260,19 @@ class SessionRegistry:
 
     async def _rewind(self, tenant: str, request: RewindSessionRequest) -> Session:
         receipt = receipt_of(self._surroundings, tenant, request, Session())
-        if receipt and (answer := await self._surroundings.store.find_answer(receipt)):
+        if answer := await self._find_answer(receipt):
             return answer
         async with self.use(parse_session_name(tenant, request.name, "name")) as session:
             return await session.rewind(request, receipt)
 
+    async def _find_answer(self, receipt: Receipt | None) -> Session | None:
+        """Returns what a request was answered before, also if its session has gone since."""
+        return await self._surroundings.store.find_answer(receipt) if receipt else None
+
     async def _update(self, tenant: str, request: UpdateSessionRequest) -> Session:
+        receipt = receipt_of(self._surroundings, tenant, request, Session())
+        if answer := await self._find_answer(receipt):
+            return answer
         key = parse_session_name(tenant, request.session.name, "session.name")
         async with self.use(key) as session:
             model = find_model(self._surroundings.models, session.present().model)
@@ -268,7 +280,7 @@ class SessionRegistry:
             return await session.update(
                 read_update(request, checker),
                 etag=request.session.etag,
-                receipt=receipt_of(self._surroundings, tenant, request, Session()),
+                receipt=receipt,
             )
 
     async def _delete(self, key: SessionKey, etag: str) -> None:

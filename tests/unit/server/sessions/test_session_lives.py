@@ -134,3 +134,23 @@ async def test_one_request_id_serves_one_of_two_updates_at_once(bench: SessionBe
 
     (failed,) = [each for each in told if isinstance(each, AntiphonError)]
     assert failed.reason is ErrorReason.ID_TAKEN
+
+
+async def test_retries_are_answered_also_when_their_session_has_gone(bench: SessionBench):
+    end = to_timestamp(bench.clock.read() + 60 * NS_PER_S)
+    create = CreateSessionRequest(
+        session_id="a", session=Session(latest_expire_time=end), request_id=str(uuid.UUID(int=1))
+    )
+    update = UpdateSessionRequest(
+        session=Session(name=KEY.name, instructions="be"),
+        update_mask=FieldMask(paths=["instructions"]),
+        request_id=str(uuid.UUID(int=2)),
+    )
+    created = await bench.registry.create("", create)
+    updated = await bench.registry.update("", update)
+    bench.clock.pass_s(61)
+    assert await how_missing(bench) is ErrorReason.SESSION_EXPIRED
+
+    assert await bench.registry.create("", create) == created
+    assert await bench.registry.update("", update) == updated
+    assert await how_missing(bench) is ErrorReason.SESSION_EXPIRED
