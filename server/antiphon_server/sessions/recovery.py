@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
+import structlog
 from antiphon.v1.session_pb2 import StartTurn
 
 from antiphon_engine.api.errors import AntiphonError
@@ -17,6 +18,8 @@ from antiphon_server.sessions.times import NS_PER_S, to_ns, to_timestamp
 from antiphon_server.sessions.turn import LiveTurn
 from antiphon_server.sessions.turn_request import Frame, TurnRequest, read_append, read_start_turn
 from antiphon_server.status import to_failure
+
+_log = structlog.get_logger(__name__)
 
 _FRAME: Final = Frame(path="turn")
 
@@ -80,7 +83,11 @@ class Recovery:
         """Returns how far a turn was; only a session's first can have run."""
         found = None
         if may_have_run and row.generates:
-            found = await self._surroundings.store.read_checkpoint(key, row.position)
+            try:
+                found = await self._surroundings.store.read_checkpoint(key, row.position)
+            except AntiphonError as error:
+                # Then it runs from its start, and says the same.
+                _log.warning("checkpoint lost", turn=key.turn_name(row.turn_id), cause=str(error))
         return found or Checkpoint(num_attempts=int(may_have_run), tokens=TurnTokens())
 
     async def _fail(self, key: SessionKey, row: TurnRow, error: AntiphonError) -> None:

@@ -115,3 +115,26 @@ async def test_order_that_this_release_does_not_take_fails_its_turn_alone(
 
     assert [turn.state for turn in states] == [Turn.STATE_FAILED, Turn.STATE_COMPLETED]
     assert states[0].failure.reason == "INVALID_FIELD"
+
+
+async def test_checkpoint_that_can_not_be_read_costs_time_alone(spec: BenchSpec) -> None:
+    spec.limits = SessionLimits(checkpoint_tokens=1)
+    async with session_bench(spec) as bench:
+        await bench.create()
+        bench.engine.hold()
+        talk = bench.converse(open_frame(), generate_frame("one", "t1", max_tokens=SIZE))
+        await talk.until(is_kind("accepted"))
+        await eventually(lambda: len(bench.engine.requests) == 1)
+        bench.engine.step(NUM_KEPT)
+        while await bench.store.read_checkpoint(KEY, 1) is None:
+            await eventually(lambda: True)
+        damage = "UPDATE checkpoint_parts SET logprobs = x'01'"
+        await bench.store._writer.run(lambda file: file.execute(damage))
+        left = copy_left_behind(spec.path)
+    async with session_bench(replace(spec, path=left)) as bench:
+        await eventually(lambda: not bench.registry.num_live_turns)
+        turn = await bench.turn("t1")
+
+    assert turn.state == Turn.STATE_COMPLETED
+    assert turn.usage.output_tokens == SIZE
+    assert bench.engine.requests[0].resumed == []
