@@ -15,7 +15,7 @@ ANSWER_LIMIT_S = 20.0
 """How long one try may take; the server may have been killed beneath it."""
 
 _PASSING = {"OVERLOADED", "ENGINE_DOWN", "DRAINING", "STORE_UNAVAILABLE"}
-_RETRY_WAIT_S = 0.02
+_RETRY_WAIT_S = 0.05
 
 T = TypeVar("T")
 
