@@ -73,8 +73,9 @@ class Client:
             self._tally.report(fault)
         except RefusedError as refused:
             session.broken = True
-            text = f"{action} on {session.name}: {refused}"
-            self._tally.report(ViolationError(Kind.REFUSED, text))
+            is_gone = refused.reason in ("TURN_NOT_FOUND", "SESSION_NOT_FOUND")
+            kind = Kind.LOST if is_gone else Kind.REFUSED
+            self._tally.report(ViolationError(kind, f"{action} on {session.name}: {refused}"))
 
     async def close(self) -> None:
         """Lets go of the connection."""

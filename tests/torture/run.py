@@ -29,6 +29,9 @@ _SETTINGS = (
     "engine.restart_delay_s=0.01",
     "sessions.max_attempts=1000",
     "sessions.max_sessions=1000000",
+    # Turns are short: most that are struck shall have a checkpoint.
+    "sessions.checkpoint_tokens=4",
+    "sessions.checkpoint_interval_s=0.02",
 )
 _SETTLE_LIMIT_S = 30.0
 _MAX_NEW_FILES = 8

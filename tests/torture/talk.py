@@ -122,7 +122,9 @@ class Talk:
     def _as_broken(self, verdict: BrokenError | RefusedError) -> Exception:
         if isinstance(verdict, BrokenError) or verdict.passes:
             return BrokenError(str(verdict))
-        return ViolationError(Kind.REFUSED, f"{self._session.name}: a stream ended with {verdict}")
+        # Only acknowledged turns are named.
+        kind = Kind.LOST if verdict.reason == "TURN_NOT_FOUND" else Kind.REFUSED
+        return ViolationError(kind, f"{self._session.name}: a stream ended with {verdict}")
 
     async def _open(self, call: Call) -> None:
         resume = []
