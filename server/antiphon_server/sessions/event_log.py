@@ -16,13 +16,13 @@ MAX_BACKLOG_BYTES: Final = 1 << 20
 
 
 class Valve(Protocol):
-    """Where a turn's events come from; both calls are idempotent and never wait."""
+    """Where a turn's events come from. Neither call waits."""
 
     def hold(self) -> None:
-        """Makes no more of them for now."""
+        """Makes no more of them until it is released."""
 
     def release(self) -> None:
-        """Goes on."""
+        """Takes back one `hold`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,8 @@ class EventLog:
         """Whether the terminal event is in."""
         self.on_settled: Callable[[], None] = lambda: None
         """Called whenever all of a turn that has ended has been taken in."""
+        self.on_driven: Callable[[], None] = lambda: None
+        """Called whenever a driving reader comes."""
         self._max_backlog_bytes = max_backlog_bytes
         self._valve = valve
         self._held = False
@@ -184,6 +186,7 @@ class EventLog:
         self._readers.add(reader)
         if spec.drives:
             self._drivers.append(reader)
+            self.on_driven()
         if reader.has_news:
             wake.set()
         self.weigh()

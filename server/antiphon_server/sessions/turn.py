@@ -60,7 +60,7 @@ class LiveTurn:
         """Whether a cancellation drops what was generated."""
         self.interrupted_at: int | None = None
         """The last event's number that its caller had got as another turn interrupted it."""
-        self._is_held = False
+        self._num_holds = 0
         self._generation: Generation | None = None
 
     @property
@@ -117,15 +117,15 @@ class LiveTurn:
         self.cancel(discards=False)
 
     def hold(self) -> None:
-        """Makes no more output for now; its times run on."""
-        self._is_held = True
+        """Makes no more output until it is released as often; its times run on."""
+        self._num_holds += 1
         if self._generation is not None:
             self._generation.hold()
 
     def release(self) -> None:
-        """Goes on with the output."""
-        self._is_held = False
-        if self._generation is not None:
+        """Takes back one `hold`."""
+        self._num_holds -= 1
+        if self._generation is not None and not self._num_holds:
             self._generation.release()
 
     def follow(self, generation: Generation) -> None:
@@ -133,7 +133,7 @@ class LiveTurn:
         self._generation = generation
         if self.cancel_asked:
             generation.cancel()
-        if self._is_held:
+        if self._num_holds:
             generation.hold()
 
     def tell_completed(self, completed: TurnCompleted) -> None:

@@ -270,6 +270,7 @@ async def test_a_turn_that_ends_with_its_stream_waits_a_while_for_another(
         await eventually(lambda: bool(bench.engine.requests))
         await stepped_to_delta(bench, talk)
         await talk.break_off()
+        num_held = bench.engine.num_held
         again = bench.converse(open_frame())
         if comes_back:
             await again.next()
@@ -278,6 +279,7 @@ async def test_a_turn_that_ends_with_its_stream_waits_a_while_for_another(
         await eventually(lambda: bench.registry.num_live_turns == 0)
         turn = await bench.turn("t1")
 
+    assert num_held == 1
     assert turn.state == Turn.STATE_COMPLETED
     assert (turn.usage.output_tokens == 20) is comes_back
 
