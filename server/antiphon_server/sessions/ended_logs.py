@@ -1,7 +1,7 @@
 """Logs of turns that have ended, kept a while for readers that were cut off."""
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +37,7 @@ class EndedLogs:
         self._grace_s = grace_s
         self._clock_ns = clock_ns
         self._kept: OrderedDict[_Name, _Kept] = OrderedDict()
+        self._turn_ids: defaultdict[SessionKey, set[str]] = defaultdict(set)
         self._size_bytes = 0
         self._leave_ns: OrderedDict[_Name, int] = OrderedDict()
         """When those that have been taken in go, soonest first."""
@@ -54,6 +55,7 @@ class EndedLogs:
         self._drop(name)
         kept = _Kept(log, log.size_bytes + _ENTRY_BYTES)
         self._kept[name] = kept
+        self._turn_ids[key].add(log.turn_id)
         self._size_bytes += kept.size_bytes
         log.on_settled = partial(self._note_settled, name)
         if log.settled:
@@ -68,8 +70,8 @@ class EndedLogs:
 
     def drop_session(self, key: SessionKey) -> None:
         """Forgets a session that is gone, so that its name may be another's."""
-        for name in [name for name in self._kept if name[0] == key]:
-            self._drop(name)
+        for turn_id in list(self._turn_ids.get(key, ())):
+            self._drop((key, turn_id))
 
     def close(self) -> None:
         """Forgets all."""
@@ -104,6 +106,10 @@ class EndedLogs:
         if kept := self._kept.pop(name, None):
             self._size_bytes -= kept.size_bytes
             self._leave_ns.pop(name, None)
+            key, turn_id = name
+            self._turn_ids[key].discard(turn_id)
+            if not self._turn_ids[key]:
+                del self._turn_ids[key]
             kept.log.on_settled = _nothing
 
 
