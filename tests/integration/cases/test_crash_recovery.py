@@ -17,6 +17,7 @@ from antiphon.v1.session_pb2 import (
     ListTurnsRequest,
     RunTurnRequest,
     StartTurn,
+    StreamTurnEventsRequest,
     Turn,
     TurnEvent,
 )
@@ -146,6 +147,13 @@ async def check_taken_up(
         GetTurnRequest(name=f"{session}/turns/first"), timeout=LIMIT_S
     )
     assert partial.epoch > seen[-1].epoch
+    where_it_stood = StreamTurnEventsRequest(
+        name=partial.name, after_sequence=seen[-1].sequence, epoch=seen[-1].epoch
+    )
+    call = client.sessions.StreamTurnEvents(where_it_stood, timeout=LIMIT_S)
+    reset, *followed = [event async for event in call]
+    assert reset.HasField("reset")
+    assert fold_turn(followed) == expected[0]
     told = [await events_of_turn(client, session, start) for start in (FIRST, SECOND)]
     assert [fold_turn(events) for events in told] == expected
     assert "".join(event.delta.text for event in told[0]).startswith(
