@@ -113,9 +113,7 @@ class InstructionReader:
 def _check_bare(frame: MultiplexGenerateRequest) -> None:
     """Refuses what says something of a request in a frame that starts none."""
     violations = Violations()
-    for name in ("traceparent", "tracestate", "timeout", "cache_scope"):
-        field = frame.DESCRIPTOR.fields_by_name[name]
-        is_set = frame.HasField(name) if field.has_presence else bool(getattr(frame, name))
-        if is_set:
-            violations.add(name, "goes with generate only")
+    for field, _ in frame.ListFields():
+        if field.name not in ("tag", "cancel"):
+            violations.add(field.name, "goes with generate only")
     violations.raise_if_any()

@@ -1,5 +1,7 @@
 """Many requests over one stream."""
 
+from dataclasses import replace
+
 import grpc
 from antiphon.v1.types_pb2 import (
     FinishReason,
@@ -13,7 +15,7 @@ from antiphon_server.offload import Offload
 from support.fake_engine import FakeEngine
 from support.inference_server import inference_server
 from support.multiplexing import Multiplexer, MultiplexSetup, endless, say, stream_text, until
-from support.served_models import TextSide, served_model
+from support.served_models import LIMITS, TextSide, served_model
 
 
 async def test_each_request_is_answered_as_if_it_were_streamed_alone(
@@ -65,6 +67,29 @@ async def test_requests_that_run_together_share_frames(text: TextSide, offload: 
     assert status is grpc.StatusCode.OK
     assert all(caller.told[tag].kinds[-1] == "completed" for tag in range(60))
     assert caller.num_frames <= 6
+
+
+async def test_two_hundred_requests_at_once_are_each_as_if_alone(
+    text: TextSide, offload: Offload
+) -> None:
+    engine = FakeEngine(max_running=200)
+    model = served_model(text, engine, limits=replace(LIMITS, max_queued_requests=200))
+    async with inference_server(model, offload) as server:
+        caller = Multiplexer(server.stub)
+        caller.read_on()
+        requests = {tag: say(seed=tag, num_tokens=1 + tag % 30) for tag in range(200)}
+        for tag, request in requests.items():
+            await caller.start(tag, request)
+        status = await caller.finish()
+        alone = {
+            tag: await stream_text(server, say(seed=tag, num_tokens=1 + tag % 30))
+            for tag in range(0, 200, 13)
+        }
+
+    assert status is grpc.StatusCode.OK
+    assert all(caller.told[tag].kinds[-1] == "completed" for tag in range(200))
+    assert {tag: caller.told[tag].text for tag in alone} == alone
+    assert caller.num_frames < caller.num_events
 
 
 async def test_stream_without_instructions_ends_well(multiplex: MultiplexSetup) -> None:
