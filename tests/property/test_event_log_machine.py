@@ -13,7 +13,7 @@ from antiphon.v1.types_pb2 import (
     PromptPart,
     TokenLogprob,
 )
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -228,7 +228,10 @@ class LogMachine(RuleBasedStateMachine):
     def a_turn_is_held_only_for_a_driver_that_is_far_behind(self) -> None:
         is_driven = any(reading.drives for reading in self.readings)
         assert self.log.driven == is_driven
-        behind = self.log.size_bytes - self.log._bytes_through(self.settled)
+        if self.ended:
+            # Nothing more comes, so there is nothing to hold.
+            return
+        behind = self.log.size_bytes - self.log.bytes_through(self.settled)
         if not is_driven or behind <= MAX_BACKLOG_BYTES // 2:
             assert not self.tap.is_held
         elif behind > MAX_BACKLOG_BYTES:
@@ -254,5 +257,10 @@ class LogMachine(RuleBasedStateMachine):
 
 TestLogMachine = LogMachine.TestCase
 TestLogMachine.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, derandomize=True
+    max_examples=100,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    # A failing run is short enough as it is, and shrinking takes minutes.
+    phases=[Phase.explicit, Phase.generate],
 )

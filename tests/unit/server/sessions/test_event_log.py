@@ -11,8 +11,8 @@ from antiphon.v1.types_pb2 import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon_server.sessions import event_log
 from antiphon_server.sessions.event_log import EventLog, EventReader, ReaderSpec
+from antiphon_server.sessions.numbered_events import MAX_JOINED_BYTES
 
 
 def delta(text: str) -> TurnEvent:
@@ -166,7 +166,7 @@ def test_no_joined_piece_is_large():
     events = read_all(log.open_reader(asyncio.Event()))
 
     check_numbers(events)
-    assert max(event.ByteSize() for event in events) <= event_log.MAX_JOINED_BYTES + 100
+    assert max(event.ByteSize() for event in events) <= MAX_JOINED_BYTES + 100
 
 
 def test_nothing_follows_the_terminal_event():

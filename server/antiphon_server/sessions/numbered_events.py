@@ -1,0 +1,167 @@
+"""A turn's events by number: deltas lie end to end, and are joined as far as a reader asks."""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Final
+
+from antiphon.v1.session_pb2 import TurnEvent
+from antiphon.v1.types_pb2 import OUTPUT_CHANNEL_REASONING, Delta, Output
+
+from antiphon_server.sessions.delta_run import DeltaRun
+
+MAX_JOINED_BYTES: Final = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Single:
+    """An event that stands for itself, or for a range that can't be taken apart any more."""
+
+    event: TurnEvent
+    num_bytes: int
+
+    @property
+    def first_sequence(self) -> int:
+        return self.event.first_sequence
+
+    @property
+    def last_sequence(self) -> int:
+        return self.event.sequence
+
+    def size_bytes(self, num_numbers: int) -> int:
+        return self.num_bytes if num_numbers else 0
+
+
+class NumberedEvents:
+    """What a turn has told, from its first event on; nothing is ever taken out.
+
+    Deltas are kept as text with the places where each ends, so what follows any number is known.
+    """
+
+    def __init__(self, turn_id: str, epoch: int) -> None:
+        self.turn_id: Final = turn_id
+        self.epoch: Final = epoch
+        self.last_sequence = 0
+        """The last event's number; 0: none."""
+        self.size_bytes = 0
+        """What all of them take."""
+        self.ended = False
+        """Whether the terminal event is in."""
+        self._entries: list[_Single | DeltaRun] = []
+        self._firsts: list[int] = []  # The entries' first numbers.
+        self._bytes_before: list[int] = []  # What all entries before each take.
+        self._latest: TurnEvent | Delta | None = None
+
+    def add_numbered(self, event: TurnEvent) -> None:
+        """Takes over an event that has its numbers, which may stand for a range."""
+        assert not self.ended, "nothing follows the terminal event"
+        event.turn_id = self.turn_id
+        event.epoch = self.epoch
+        single = _Single(event, event.ByteSize())
+        self._add(single)
+        self.size_bytes += single.num_bytes
+        self.last_sequence = event.sequence
+        self.ended = event.HasField("completed") or event.HasField("failed")
+        self._latest = None
+
+    def add(self, event: TurnEvent) -> None:
+        """Takes over an event that is no delta, as the next."""
+        event.first_sequence = event.sequence = self.last_sequence + 1
+        self.add_numbered(event)
+        self._latest = event
+
+    def add_delta(self, delta: Delta) -> None:
+        """Takes over a piece of output, as the next event."""
+        assert not self.ended, "nothing follows the terminal event"
+        self.last_sequence += 1
+        run = self._entries[-1] if self._entries else None
+        if not isinstance(run, DeltaRun) or not run.continues_with(delta):
+            run = DeltaRun(self.last_sequence, delta)
+            self._add(run)
+        self.size_bytes += run.append(delta)
+        self._latest = delta
+
+    def knows_place(self, sequence: int) -> bool:
+        """Whether what follows a number is known exactly."""
+        if not sequence:
+            return True
+        if sequence > self.last_sequence:
+            return False
+        entry = self._entries[bisect_right(self._firsts, sequence) - 1]
+        return isinstance(entry, DeltaRun) or entry.last_sequence == sequence
+
+    def after(self, sequence: int) -> TurnEvent | None:
+        """Returns what follows a number: one event, or deltas joined; None: nothing yet."""
+        last = self.last_sequence
+        if sequence == last:
+            return None
+        if self._latest is not None and sequence == last - 1:
+            latest = self._latest
+            return latest if isinstance(latest, TurnEvent) else self._event_of(latest, last, last)
+        entry = self._entries[bisect_right(self._firsts, sequence + 1) - 1]
+        if isinstance(entry, _Single):
+            return entry.event
+        delta, last = entry.join(sequence, MAX_JOINED_BYTES)
+        return self._event_of(delta, sequence + 1, last)
+
+    def characters_at(self, sequence: int) -> int:
+        """Returns how many characters of the answer there are up to and with a number."""
+        num_characters = 0
+        for entry in self._entries:
+            if entry.first_sequence > sequence:
+                break
+            if isinstance(entry, DeltaRun) and entry.is_content:
+                num_characters += len(entry.text_through(min(sequence, entry.last_sequence)))
+        return num_characters
+
+    def characters_through(self, sequence: int) -> list[int]:
+        """Returns `characters_at` for all numbers from 0 to that one. Work for another thread."""
+        counts = [0]
+        for entry in self._entries:
+            if entry.first_sequence > sequence:
+                break
+            last = min(sequence, entry.last_sequence)
+            if isinstance(entry, DeltaRun) and entry.is_content:
+                for size in entry.sizes_through(last):
+                    counts.append(counts[-1] + size)
+            else:
+                counts += [counts[-1]] * (last + 1 - entry.first_sequence)
+        return counts
+
+    def bytes_through(self, sequence: int) -> int:
+        """Returns what the events up to and with a number take."""
+        if not sequence:
+            return 0
+        index = bisect_right(self._firsts, sequence) - 1
+        entry = self._entries[index]
+        num_numbers = sequence + 1 - entry.first_sequence
+        return self._bytes_before[index] + entry.size_bytes(num_numbers)
+
+    def output(self) -> Output:
+        """Returns what the events so far amount to, without why it ended."""
+        output = Output()
+        texts: dict[bool, list[str]] = {False: [], True: []}
+        for entry in self._entries:
+            if isinstance(entry, DeltaRun):
+                delta, _ = entry.join(entry.first_sequence - 1, self.size_bytes)
+                texts[delta.channel == OUTPUT_CHANNEL_REASONING].append(delta.text)
+                output.token_ids.extend(delta.token_ids)
+                output.logprobs.extend(delta.logprobs)
+            elif entry.event.HasField("tool_call"):
+                output.tool_calls.append(entry.event.tool_call)
+        output.text = "".join(texts[False])
+        output.reasoning = "".join(texts[True])
+        return output
+
+    def _event_of(self, delta: Delta, first: int, last: int) -> TurnEvent:
+        return TurnEvent(
+            turn_id=self.turn_id,
+            first_sequence=first,
+            sequence=last,
+            epoch=self.epoch,
+            delta=delta,
+        )
+
+    def _add(self, entry: _Single | DeltaRun) -> None:
+        self._bytes_before.append(self.size_bytes)
+        self._firsts.append(entry.first_sequence)
+        self._entries.append(entry)
