@@ -3,12 +3,16 @@
 import contextlib
 import itertools
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
 import grpc
 from antiphon.v1 import admin_pb2, inference_pb2, model_pb2, session_pb2
-from antiphon.v1.inference_pb2 import StreamGenerateResponse
+from antiphon.v1.inference_pb2 import (
+    MultiplexGenerateResponse,
+    StreamGenerateResponse,
+    TaggedEvent,
+)
 from antiphon.v1.session_pb2 import (
     ConverseRequest,
     ConverseResponse,
@@ -161,9 +165,11 @@ def placed(request: Message, session: str) -> Message:
 def joined(answers: Sequence[Message]) -> str:
     """Returns answers as text; how an output is cut into pieces means nothing."""
     whole, text = [], ""
-    for answer in answers:
+    for answer in _apart(answers):
         event: Message = answer
-        if isinstance(answer, ConverseResponse) and answer.HasField("turn_event"):
+        if isinstance(answer, TaggedEvent):
+            event = answer.generation
+        elif isinstance(answer, ConverseResponse) and answer.HasField("turn_event"):
             event = answer.turn_event
         if isinstance(event, TurnEvent | StreamGenerateResponse) and event.HasField("delta"):
             text += event.delta.text
@@ -172,3 +178,14 @@ def joined(answers: Sequence[Message]) -> str:
                 continue
         whole.append(str(answer))
     return f"{text!r} {whole}"
+
+
+def _apart(answers: Sequence[Message]) -> Iterator[Message]:
+    """Yields answers one by one; which of them share a frame means nothing."""
+    for answer in answers:
+        if isinstance(answer, MultiplexGenerateResponse):
+            yield from answer.events
+            if answer.HasField("go_away"):
+                yield answer.go_away
+        else:
+            yield answer
