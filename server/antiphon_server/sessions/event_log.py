@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from antiphon.v1.session_pb2 import TurnCursor, TurnEvent, TurnReset
-from antiphon.v1.types_pb2 import Delta
+from antiphon.v1.types_pb2 import FINISH_REASON_CANCELLED, Delta
 
 from antiphon_server.sessions.numbered_events import NumberedEvents
 
@@ -80,10 +80,18 @@ class EventLog(NumberedEvents):
 
     @classmethod
     def restore(cls, turn_id: str, epoch: int, events: Sequence[TurnEvent]) -> "EventLog":
-        """Returns the log of a turn that has ended, from events that have their numbers."""
+        """Returns the log of a turn that has ended, from events that have their numbers.
+
+        Its output was told in other pieces as it came, so a reader inside of it starts over; so
+        does one at its end where the turn was stopped, since more may have been told than is kept.
+        """
         log = cls(turn_id, epoch)
-        for event in events:
-            log.add_numbered(event)
+        is_stopped = events[-1].completed.finish_reason == FINISH_REASON_CANCELLED
+        for index, event in enumerate(events):
+            is_inside = (
+                is_stopped or index < len(events) - 2
+            )  # The last delta stands before the end.
+            log.add_numbered(event, ends_exactly=not (event.HasField("delta") and is_inside))
         return log
 
     @property

@@ -18,6 +18,8 @@ class _Single:
 
     event: TurnEvent
     num_bytes: int
+    ends_exactly: bool
+    """Whether what follows its last number is known to follow it for every reader."""
 
     @property
     def first_sequence(self) -> int:
@@ -51,12 +53,17 @@ class NumberedEvents:
         self._bytes_before: list[int] = []  # What all entries before each take.
         self._latest: TurnEvent | Delta | None = None
 
-    def add_numbered(self, event: TurnEvent) -> None:
-        """Takes over an event that has its numbers, which may stand for a range."""
+    def add_numbered(self, event: TurnEvent, *, ends_exactly: bool = True) -> None:
+        """Takes over an event that has its numbers, which may stand for a range.
+
+        Args:
+            event: It.
+            ends_exactly: Whether its last number is a place that `knows_place`.
+        """
         assert not self.ended, "nothing follows the terminal event"
         event.turn_id = self.turn_id
         event.epoch = self.epoch
-        single = _Single(event, event.ByteSize())
+        single = _Single(event, event.ByteSize(), ends_exactly)
         self._add(single)
         self.size_bytes += single.num_bytes
         self.last_sequence = event.sequence
@@ -87,7 +94,9 @@ class NumberedEvents:
         if sequence > self.last_sequence:
             return False
         entry = self._entries[bisect_right(self._firsts, sequence) - 1]
-        return isinstance(entry, DeltaRun) or entry.last_sequence == sequence
+        if isinstance(entry, DeltaRun):
+            return True
+        return entry.last_sequence == sequence and entry.ends_exactly
 
     def after(self, sequence: int) -> TurnEvent | None:
         """Returns what follows a number: one event, or deltas joined; None: nothing yet."""

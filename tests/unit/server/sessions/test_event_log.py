@@ -3,6 +3,8 @@ import asyncio
 import pytest
 from antiphon.v1.session_pb2 import TurnAccepted, TurnCompleted, TurnCursor, TurnEvent
 from antiphon.v1.types_pb2 import (
+    FINISH_REASON_CANCELLED,
+    FINISH_REASON_STOP,
     OUTPUT_CHANNEL_CONTENT,
     OUTPUT_CHANNEL_REASONING,
     Delta,
@@ -108,13 +110,15 @@ def test_a_long_answer_keeps_few_events_though_nobody_reads():
     assert "".join(e.delta.text for e in told) == "word " * 20_000
 
 
-def replayed() -> EventLog:
+def replayed(finish_reason: int = FINISH_REASON_STOP) -> EventLog:
     """A log whose output came in two pieces that stand for three numbers each."""
     events = [
         TurnEvent(first_sequence=1, sequence=1, accepted=TurnAccepted()),
         TurnEvent(first_sequence=2, sequence=4, delta=Delta(text="one ")),
         TurnEvent(first_sequence=5, sequence=7, delta=Delta(text="two")),
-        TurnEvent(first_sequence=8, sequence=8, completed=TurnCompleted()),
+        TurnEvent(
+            first_sequence=8, sequence=8, completed=TurnCompleted(finish_reason=finish_reason)
+        ),
     ]
     return EventLog.restore("t", 3, events)
 
@@ -125,7 +129,7 @@ def replayed() -> EventLog:
         (3, 0, ["accepted", "delta", "delta", "completed"]),
         (0, 0, ["accepted", "delta", "delta", "completed"]),
         (3, 1, ["delta", "delta", "completed"]),
-        (3, 4, ["delta", "completed"]),
+        (3, 4, ["reset", "accepted", "delta", "delta", "completed"]),
         (3, 7, ["completed"]),
         (3, 8, []),
         (3, 5, ["reset", "accepted", "delta", "delta", "completed"]),
@@ -142,6 +146,16 @@ def test_a_cursor_gets_what_follows_or_is_reset(epoch: int, sequence: int, kinds
     assert [event.WhichOneof("event") for event in events] == kinds
     assert all((event.turn_id, event.epoch) == ("t", 3) for event in events)
     assert reader.finished
+
+
+def test_reader_of_a_turn_that_was_stopped_may_have_seen_more_than_is_kept():
+    cursor = TurnCursor(turn_id="t", epoch=3, sequence=7)
+
+    reader = replayed(FINISH_REASON_CANCELLED).open_reader(
+        asyncio.Event(), ReaderSpec(cursor=cursor)
+    )
+
+    assert [event.WhichOneof("event") for event in read_all(reader)][:2] == ["reset", "accepted"]
 
 
 def test_events_are_not_joined_over_a_place_where_a_reader_stands():
