@@ -18,6 +18,8 @@ from torture.victim import Victim
 _MAX_SESSIONS = 4
 _MAX_TURNS = 24
 """Turns of a session, until it is audited and a new one is made."""
+_ENDLESS_TOKENS = 6000
+"""Of a turn that is to be stopped."""
 _ACTIONS = {
     "converse": 8,
     "run": 3,
@@ -128,7 +130,7 @@ class Client:
 
     async def _stop(self, session: SessionNotes) -> None:
         """Runs a long turn, and stops it by another call."""
-        turn = self._plans.turn(session, alone=True, num_tokens=200)
+        turn = self._plans.turn(session, alone=True, num_tokens=_ENDLESS_TOKENS)
         running = asyncio.create_task(self.unary.run(session, turn))
         try:
             while not (turn.accepted or running.done()):  # noqa: ASYNC110 - notes have no event

@@ -33,7 +33,8 @@ _SETTINGS = (
     "sessions.checkpoint_tokens=4",
     "sessions.checkpoint_interval_s=0.02",
 )
-_SETTLE_LIMIT_S = 30.0
+_SETTLE_LIMIT_S = 8.0
+"""Less than a turn lasts that is stopped, so that one which goes on unseen is found."""
 _MAX_NEW_FILES = 8
 """Descriptors more than at the start: threads that read the store open it when they first do."""
 _SHOWN_FAULTS = 5
@@ -113,7 +114,9 @@ async def _look_back(spec: Torture, clients: Sequence[Client], tally: Tally) -> 
             if session.broken or tally.hopeless:
                 continue
             await client.guarded(session, "audit")
-            places = [i for i, turn in enumerate(session.history) if turn.generates]
+            places = [
+                i for i, turn in enumerate(session.history) if turn.generates and not turn.stopped
+            ]
             if left > 0 and places and not session.broken:
                 left -= 1
                 try:
