@@ -18,8 +18,6 @@ from torture.victim import Victim
 _MAX_SESSIONS = 4
 _MAX_TURNS = 24
 """Turns of a session, until it is audited and a new one is made."""
-_ENDLESS_TOKENS = 6000
-"""Of a turn that is to be stopped."""
 _ACTIONS = {
     "converse": 8,
     "run": 3,
@@ -42,6 +40,7 @@ class Client:
         self.retired: list[SessionNotes] = []
         self.busy = False
         self._id = f"c{number}"
+        self._scale = scale
         self._victim = victim
         self._tally = tally
         self._rng = random.Random(f"{seed}/{number}")
@@ -130,7 +129,7 @@ class Client:
 
     async def _stop(self, session: SessionNotes) -> None:
         """Runs a long turn, and stops it by another call."""
-        turn = self._plans.turn(session, alone=True, num_tokens=_ENDLESS_TOKENS)
+        turn = self._plans.turn(session, alone=True, num_tokens=self._scale.endless_tokens)
         running = asyncio.create_task(self.unary.run(session, turn))
         try:
             while not (turn.accepted or running.done()):  # noqa: ASYNC110 - notes have no event

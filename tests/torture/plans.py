@@ -56,6 +56,8 @@ class Scale:
 
     least_tokens: int = 3
     most_tokens: int = 60
+    endless_tokens: int = 100_000
+    """Of a turn that is to be stopped."""
     temperature: float = 1.0
 
 

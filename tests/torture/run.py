@@ -33,6 +33,7 @@ _SETTINGS = (
     "sessions.checkpoint_tokens=4",
     "sessions.checkpoint_interval_s=0.02",
 )
+_CONTEXT_TOKENS = 200_000
 _SETTLE_LIMIT_S = 8.0
 """Less than a turn lasts that is stopped, so that one which goes on unseen is found."""
 _MAX_NEW_FILES = 8
@@ -83,14 +84,16 @@ async def _prepare(spec: Torture, directory: Path) -> Victim:
         return await Victim.prepare(
             directory, [f"model.source={checkpoint}", *engine_settings, *_SETTINGS], None
         )
-    checkpoint = save_hollow_checkpoint(directory / "model")
-    command = fake_engine_command(directory / "behaviour.json", Behaviour())
+    checkpoint = save_hollow_checkpoint(directory / "model", context_tokens=_CONTEXT_TOKENS)
+    behaviour = Behaviour(context_tokens=_CONTEXT_TOKENS)
+    command = fake_engine_command(directory / "behaviour.json", behaviour)
     return await Victim.prepare(directory, [f"model.source={checkpoint}", *_SETTINGS], command)
 
 
 async def _live_through(spec: Torture, victim: Victim, tally: Tally) -> list[Client]:
     """Lets clients talk while the server is killed; all have come to rest then."""
-    scale = Scale(temperature=0.0, most_tokens=40) if spec.real else Scale()
+    real = Scale(temperature=0.0, most_tokens=40, endless_tokens=6000)
+    scale = real if spec.real else Scale()
     clients = [
         Client(number, victim, tally, scale=scale, seed=spec.seed)
         for number in range(spec.num_clients)
