@@ -87,11 +87,10 @@ class EventLog(NumberedEvents):
         """
         log = cls(turn_id, epoch)
         is_stopped = events[-1].completed.finish_reason == FINISH_REASON_CANCELLED
+        last_delta = len(events) - 2
         for index, event in enumerate(events):
-            is_inside = (
-                is_stopped or index < len(events) - 2
-            )  # The last delta stands before the end.
-            log.add_numbered(event, ends_exactly=not (event.HasField("delta") and is_inside))
+            is_inside = event.HasField("delta") and (is_stopped or index < last_delta)
+            log.add_numbered(event, ends_exactly=not is_inside)
         return log
 
     @property
