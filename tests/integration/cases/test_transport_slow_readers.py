@@ -89,8 +89,17 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def all_rest(requests: Sequence[FakeRequest]) -> bool:
-    return bool(requests) and all(request.held or request.ended for request in requests)
+def num_said(requests: Sequence[FakeRequest]) -> list[int]:
+    return [len(request.outputs[0].token_ids) for request in requests]
+
+
+async def at_rest(requests: Sequence[FakeRequest]) -> None:
+    """Waits until all rest for good: what is on its way to a reader wakes them up again."""
+    async with asyncio.timeout(60):
+        before: list[int] = []
+        while before != num_said(requests) or not all(each.held or each.ended for each in requests):
+            before = num_said(requests)
+            await asyncio.sleep(0.3)
 
 
 async def rest_of(
@@ -113,15 +122,15 @@ async def test_readers_that_stop_are_bounded_and_get_everything_once_they_come_b
         calls = [stub.StreamGenerate(asked(seed)) for seed in range(NUM_STREAMS)]
         begun = [await call.read() for call in calls]
         requests = sorted(here.engine.requests, key=lambda each: each.request.sampling.seed)
-        await until(lambda: all_rest(requests))
-        said = [len(request.outputs[0].token_ids) for request in requests]
+        await at_rest(requests)
+        said = num_said(requests)
         unread = [request.news.outputs[0] if request.news else None for request in requests]
 
         # Others are served as if nobody was in the way.
         control = await here.server.inference.Generate(
             GenerateRequest(prompt=Prompt(text="on its own"), config=config(99, 50)), timeout=30
         )
-        still = [len(request.outputs[0].token_ids) for request in requests]
+        still = num_said(requests)
         told = [await rest_of(call) for call in calls]
 
     bound = max_unread_tokens(requests[0].request, MAX_BYTES)
@@ -199,7 +208,8 @@ async def begin_turn(
     start = StartTurn(turn_id="t1", items=[user("go on")], config=config(7))
     await call.write(ConverseRequest(generate=start))
     assert (await call.read()).turn_event.HasField("accepted")
-    await until(lambda: all_rest(here.engine.requests))
+    await until(lambda: bool(here.engine.requests))
+    await at_rest(here.engine.requests)
 
 
 async def test_a_stream_on_a_session_holds_its_turn_and_goes_on_where_it_was(tmp_path: Path):
@@ -208,14 +218,14 @@ async def test_a_stream_on_a_session_holds_its_turn_and_goes_on_where_it_was(tmp
         async with conversing(here) as call:
             await begin_turn(here, call)
             (request,) = here.engine.requests
-            num_said = len(request.outputs[0].token_ids)
+            (num_before,) = num_said([request])
             ids: list[int] = []
             event = (await call.read()).turn_event
             while not event.HasField("completed"):
                 ids += event.delta.token_ids
                 event = (await call.read()).turn_event
 
-    assert num_said < NUM_TOKENS
+    assert num_before < NUM_TOKENS
     assert ids == request.outputs[0].token_ids
     assert event.completed.usage.output_tokens == NUM_TOKENS
 
