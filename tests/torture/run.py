@@ -34,6 +34,7 @@ _SETTINGS = (
     "sessions.checkpoint_interval_s=0.02",
 )
 _CONTEXT_TOKENS = 200_000
+_CALM_END_S = 4.0
 _SETTLE_LIMIT_S = 8.0
 """Less than a turn lasts that is stopped, so that one which goes on unseen is found."""
 _MAX_NEW_FILES = 8
@@ -104,6 +105,8 @@ async def _live_through(spec: Torture, victim: Victim, tally: Tally) -> list[Cli
         for client in clients:
             group.create_task(client.live(stopped))
         await killer.kill(spec.num_kills)
+        # Long enough for the last server to leak what the next kill would have taken along.
+        await asyncio.sleep(_CALM_END_S)
         stopped.set()
     return clients
 
