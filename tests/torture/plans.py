@@ -98,7 +98,10 @@ class Plans:
                 sampling=SamplingParams(
                     seed=rng.getrandbits(32), temperature=self._scale.temperature
                 ),
-                stop=StopConditions(max_output_tokens=num_tokens),
+                stop=StopConditions(
+                    max_output_tokens=num_tokens,
+                    ignore_eos=num_tokens == self._scale.endless_tokens or None,
+                ),
                 output=OutputOptions(token_ids=True) if rng.random() < 0.2 else None,
             ),
         )
