@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
-import uvloop
 from antiphon.v1 import session_pb2, session_pb2_grpc, types_pb2
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from antiphon_server.event_loop import new_event_loop
 from support.step_clock import StepClock
 
 CHARACTERS_PER_TOKEN = 4
@@ -47,6 +47,8 @@ class Delays:
 
     counts: "array[int]" = field(default_factory=lambda: array("Q", bytes(8 * NUM_BINS)))
     num_messages: int = 0
+    cpu_s: float = 0.0
+    """What this process spent on it."""
 
     def add(self, delay_ns: int) -> None:
         """Counts a token."""
@@ -123,7 +125,9 @@ async def put_under_load(load: Load) -> Delays:
     gc.freeze()
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
+    start_s = time.process_time()
     await asyncio.gather(*(stream.run() for stream in streams))
+    delays.cpu_s = time.process_time() - start_s
     for channel in channels:
         await channel.close()
     return delays
@@ -137,9 +141,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.add_argument(f"--{name}", type=int, required=True)
     options = vars(parser.parse_args(arguments))
     load = Load(**{**options, "clock": StepClock(options["clock"])})
-    delays = uvloop.run(put_under_load(load))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        delays = runner.run(put_under_load(load))
     counts = {place: number for place, number in enumerate(delays.counts) if number}
-    print(json.dumps({"num_messages": delays.num_messages, "counts": counts}))
+    told = {"num_messages": delays.num_messages, "cpu_s": delays.cpu_s, "counts": counts}
+    print(json.dumps(told))
 
 
 if __name__ == "__main__":

@@ -128,12 +128,13 @@ class Bench:
         await asyncio.sleep(_MEMORY_AFTER_S * self._plan.stream_s)
         bytes_per_stream = (memory_bytes(victim.front_end) - before_bytes) / num_streams
         counts: Counter[int] = Counter()
-        num_messages = 0
+        num_messages, load_cpu_s = 0, 0.0
         for load in loads:
             answer, _ = await load.communicate()
             assert load.returncode == 0, "a load failed"
             told = json.loads(answer)
             num_messages += told["num_messages"]
+            load_cpu_s += told["cpu_s"]
             counts.update({int(place): number for place, number in told["counts"].items()})
         cpu_s = (cpu_time_ns(victim.front_end) - start_ns) / 1e9
         num_tokens = num_streams * self._num_tokens
@@ -143,6 +144,7 @@ class Bench:
             f"tokens_per_message_{num_streams}": round(num_tokens / num_messages, 2),
             f"cpu_us_per_token_{num_streams}": round(cpu_s / num_tokens * 1e6, 1),
             f"cpu_share_{num_streams}": round(cpu_s / self._plan.stream_s, 2),
+            f"load_cpu_share_{num_streams}": round(load_cpu_s / self._plan.stream_s, 2),
             "bytes_per_stream": round(bytes_per_stream),
         }
 
