@@ -3,6 +3,7 @@
 import asyncio
 import atexit
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -113,6 +114,9 @@ async def _start(
         progress.end()
         model = served_model(config, text, engine)
         await server.open([model])
+        # All of this stays: collections that looked at it again would hold streams up.
+        gc.collect()
+        gc.freeze()
     except BaseException:
         await engine.close()
         raise

@@ -55,7 +55,8 @@ class Tally:
         self.events.append(f"{self.clock_s() - self.start_s:9.3f} {event}")
 
     def report(self, fault: ViolationError) -> None:
-        """Takes a fault in."""
+        """Takes a fault in, and tells it at once: runs are long."""
+        print(fault, flush=True)
         self.note(f"FAULT {fault}")
         self.faults.append(fault)
 
