@@ -27,6 +27,10 @@ class _Told:
         self.unacked: list[int] = []
         """The last numbers of the events that are not acknowledged."""
 
+    def makes_room(self, sequence: int) -> bool:
+        """Whether something up to a number is unacknowledged, also of what was told once more."""
+        return any(each <= sequence for each in self.unacked)
+
     @property
     def is_over(self) -> bool:
         return not self.unacked and all(reader.finished for reader in self.readers)
@@ -73,17 +77,18 @@ class Acknowledgements:
 
     def note_sent(self, event: TurnEvent) -> None:
         """Counts an event that goes out."""
-        if self.counts:
+        # `reset` has no number, so nobody could acknowledge it.
+        if self.counts and event.sequence:
             told = self._told[event.turn_id]
             told.sent = max(told.sent, event.sequence)
             told.unacked.append(event.sequence)
             self._num_unacked += 1
 
     def acknowledge(self, cursor: TurnCursor) -> bool:
-        """Takes in what the caller says; an older place than the last changes nothing.
+        """Takes in what the caller says; a place that was acknowledged before changes nothing.
 
         Returns:
-            Whether the caller has come further.
+            Whether the caller has come further, or has taken in once more what was told again.
 
         Raises:
             InvalidRequest: it can't be right.
@@ -104,7 +109,9 @@ class Acknowledgements:
             raise _invalid(
                 "ack.sequence", f"must be at most {sent}, the last sent; is {cursor.sequence}"
             )
-        if told is None or cursor.sequence <= told.acknowledged:
+        if told is None:
+            return False
+        if cursor.sequence <= told.acknowledged and not told.makes_room(cursor.sequence):
             return False
         self._take_in(cursor, told)
         return True
@@ -128,7 +135,7 @@ class Acknowledgements:
         self._told = {}
 
     def _take_in(self, cursor: TurnCursor, told: _Told) -> None:
-        told.acknowledged = cursor.sequence
+        told.acknowledged = max(told.acknowledged, cursor.sequence)
         left = [sequence for sequence in told.unacked if sequence > cursor.sequence]
         self._num_unacked -= len(told.unacked) - len(left)
         told.unacked = left
