@@ -279,7 +279,12 @@ class ConverseStream:
         if turn.live:
             self._check_repeated(turn.turn_id)
         # Turns that run don't count: to wait for one would hold up the frame that cancels it.
-        await self._wait_for_room(lambda: self._num_ended)
+        try:
+            await self._wait_for_room(lambda: self._num_ended)
+        except asyncio.CancelledError:
+            # The stream has gone, and told of no reader of this turn's.
+            self._session.note_leaving(turn.turn_id)
+            raise
         self._tell_of(turn.log, frame_id=request.frame_id)
 
     @property
