@@ -74,6 +74,14 @@ async def torture(spec: Torture, directory: Path) -> Tally:
     return tally
 
 
+def check_tally(tally: Tally) -> None:
+    """Fails where something was wrong, or where nothing was struck."""
+    assert tally.good, (tally.seed, tally.faults[:5], list(tally.events)[-100:])
+    assert tally.counts["turns_acknowledged"]
+    assert tally.counts["turns_struck"]
+    assert tally.counts["streams_resumed"]
+
+
 async def _prepare(spec: Torture, directory: Path) -> Victim:
     if spec.real:
         from support.tiny_checkpoints import TinyModel, make_checkpoint
