@@ -108,7 +108,7 @@ async def _live_through(spec: Torture, victim: Victim, tally: Tally) -> list[Cli
         for number in range(spec.num_clients)
     ]
     stopped = asyncio.Event()
-    killer = Killer(victim, tally, seed=spec.seed, calm_s=2.0 if spec.real else 0.5)
+    killer = Killer(victim, tally, seed=spec.seed, calm_s=2.0 if spec.real else 0.3)
     async with asyncio.TaskGroup() as group:
         for client in clients:
             group.create_task(client.live(stopped))
