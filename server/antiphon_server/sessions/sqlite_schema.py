@@ -193,6 +193,23 @@ MIGRATIONS: Final[Sequence[str]] = (
         WHERE tenant = OLD.tenant;
     END;
     """,
+    # What is remembered for each tenant's retries; a row costs as much beside its answer.
+    """
+    CREATE INDEX receipts_by_age ON receipts (tenant, create_ns);
+    CREATE TABLE remembered (
+      tenant TEXT PRIMARY KEY,
+      size_bytes INTEGER NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    INSERT INTO remembered SELECT tenant, sum(length(answer) + 256) FROM receipts GROUP BY tenant;
+    CREATE TRIGGER remembered_with_receipt AFTER INSERT ON receipts BEGIN
+      INSERT INTO remembered VALUES (NEW.tenant, length(NEW.answer) + 256)
+        ON CONFLICT (tenant) DO UPDATE SET size_bytes = size_bytes + excluded.size_bytes;
+    END;
+    CREATE TRIGGER remembered_without_receipt AFTER DELETE ON receipts BEGIN
+      UPDATE remembered SET size_bytes = size_bytes - length(OLD.answer) - 256
+        WHERE tenant = OLD.tenant;
+    END;
+    """,
 )
 """Entry i takes a file from version i to i + 1. Released entries never change."""
 

@@ -29,6 +29,7 @@ from antiphon_server.sessions.records import (
 )
 from antiphon_server.sessions.sqlite_checkpoints import read_checkpoint, write_checkpoint
 from antiphon_server.sessions.sqlite_quotas import check_stored
+from antiphon_server.sessions.sqlite_receipts import find_answer
 from antiphon_server.sessions.sqlite_rows import (
     ORDER_COLUMNS,
     SESSION_COLUMNS,
@@ -41,7 +42,7 @@ from antiphon_server.sessions.sqlite_rows import (
     to_unfinished,
 )
 from antiphon_server.sessions.sqlite_threads import DAMAGE, Reader, Writer
-from antiphon_server.sessions.sqlite_writes import Writes, find_answer
+from antiphon_server.sessions.sqlite_writes import Writes
 from antiphon_server.sessions.write_health import WriteHealth
 
 _OF_SESSION = "tenant = ? AND session_id = ?"

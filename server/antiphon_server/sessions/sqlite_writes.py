@@ -17,13 +17,13 @@ from antiphon_server.sessions.records import (
     TurnRow,
 )
 from antiphon_server.sessions.sqlite_quotas import check_num_sessions, check_stored
+from antiphon_server.sessions.sqlite_receipts import find_answer, write_receipt
 from antiphon_server.sessions.sqlite_rows import (
     SESSION_COLUMNS,
     session_cells,
 )
 from antiphon_server.sessions.sqlite_threads import store_unavailable
 from antiphon_server.sessions.sqlite_turn_writes import TurnWrites
-from antiphon_server.sessions.store import RECEIPT_LIFETIME_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Writes:
         if new.fork and new.fork.position:
             _check_fork(connection, new.fork)
             self.turns.share(connection, new.fork.parent, key, up_to=new.fork.position)
-        _write_receipt(connection, new.receipt)
+        write_receipt(connection, new.receipt)
         return None
 
     def update(
@@ -80,7 +80,7 @@ class Writes:
             (row.key.tenant, row.key.session_id),
         )
         _write_labels(connection, row)
-        _write_receipt(connection, receipt)
+        write_receipt(connection, receipt)
 
     def delete(self, connection: sqlite3.Connection, key: SessionKey) -> None:
         """See SessionStore.delete_session."""
@@ -129,7 +129,7 @@ class Writes:
             find_answer(connection, rewound.receipt)
         self._replace_session(connection, rewound.row)
         self.turns.supersede(connection, rewound.row.key, after=rewound.position)
-        _write_receipt(connection, rewound.receipt)
+        write_receipt(connection, rewound.receipt)
 
     def _replace_session(self, connection: sqlite3.Connection, row: SessionRow) -> None:
         self._claim(connection, row.key)
@@ -149,26 +149,6 @@ class Writes:
         )
         if changed.rowcount == 0:
             raise store_unavailable(f"{key.name} is gone or belongs to a server started later")
-
-
-def find_answer(connection: sqlite3.Connection, receipt: Receipt) -> session_pb2.Session | None:
-    """See SessionStore.find_answer."""
-    row = connection.execute(
-        "SELECT fingerprint, answer FROM receipts"
-        " WHERE tenant = ? AND request_id = ? AND create_ns > ?",
-        (receipt.tenant, receipt.request_id, receipt.create_ns - RECEIPT_LIFETIME_NS),
-    ).fetchone()
-    if row is None:
-        return None
-    fingerprint, answer = row
-    if fingerprint != receipt.fingerprint:
-        raise AntiphonError(
-            ErrorReason.ID_TAKEN,
-            f"The request id {receipt.request_id!r} came before with another request;"
-            " use a new one for each request.",
-            metadata={"request_id": receipt.request_id},
-        )
-    return session_pb2.Session.FromString(answer)
 
 
 def _exists(connection: sqlite3.Connection, key: SessionKey) -> bool:
@@ -197,17 +177,3 @@ def _write_labels(connection: sqlite3.Connection, row: SessionRow) -> None:
             for label, value in row.session.labels.items()
         ],
     )
-
-
-def _write_receipt(connection: sqlite3.Connection, receipt: Receipt | None) -> None:
-    if receipt is not None:
-        connection.execute(
-            "INSERT OR REPLACE INTO receipts VALUES (?, ?, ?, ?, ?)",
-            (
-                receipt.tenant,
-                receipt.request_id,
-                receipt.fingerprint,
-                receipt.create_ns,
-                receipt.answer.SerializeToString(),
-            ),
-        )
