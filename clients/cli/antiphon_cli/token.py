@@ -4,19 +4,22 @@ import argparse
 import hashlib
 import re
 import secrets
+import sys
 from datetime import UTC, datetime, timedelta
 
 from antiphon_cli.outcome import WRONG_USE, complain
 
 DESCRIPTION = """\
-Draws a token and prints it, with the lines that let it in. The lines go into the file that the
-server's setting server.tokens_file names; they hold the token's SHA-256 alone, so the token itself
-is shown now and never again. A running server takes the changed file by itself."""
+Draws a token, shows it on standard error, and writes the lines that let it in to standard output.
+They go into the file that the server's setting server.tokens_file names, and hold the token's
+SHA-256 alone: the token itself is shown now and never again. A running server takes the changed
+file by itself. Clients send the token as 'authorization: Bearer TOKEN'; the other commands read it
+from the file that --token-file names, which holds nothing else."""
 EXAMPLES = """\
 examples:
-  antiphon token --tenant acme
-  antiphon token --tenant acme --days 90
-  antiphon token --tenant operators --admin
+  antiphon token --tenant acme >> tokens.toml
+  antiphon token --tenant acme --days 90 >> tokens.toml
+  antiphon token --tenant operators --admin >> tokens.toml 2> operators.token
 """
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -37,8 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
         complain(f"--days is {arguments.days}; it must be from 1 to 36500")
         return WRONG_USE
     token = f"antiphon_{secrets.token_urlsafe(32)}"
-    print(f"# The token, to be sent as 'authorization: Bearer TOKEN':\n# {token}\n")
-    print(f'[[tokens]]\nsha256 = "{hashlib.sha256(token.encode()).hexdigest()}"')
+    print(token, file=sys.stderr)  # Not beside its digest: that goes into a file which others read.
+    print(f'\n[[tokens]]\nsha256 = "{hashlib.sha256(token.encode()).hexdigest()}"')
     print(f'tenant = "{arguments.tenant}"')
     if arguments.admin:
         print("admin = true")

@@ -1,6 +1,7 @@
 """Commands for those who run a server."""
 
 import asyncio
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -27,22 +28,24 @@ def test_backup_copies_the_store_and_says_where(tmp_path: Path, capsys) -> None:
 @pytest.mark.parametrize("more", [[], ["--admin"], ["--days", "90"]])
 def test_token_prints_lines_that_let_it_in(tmp_path: Path, capsys, more: list[str]) -> None:
     assert main(["token", "--tenant", "acme", *more]) == 0
-    said = capsys.readouterr().out
+    lines, token = capsys.readouterr()
     path = tmp_path / "tokens.toml"
-    path.write_text(said)
+    path.write_text(lines)
 
     (known,) = load_credentials(path, key="server.tokens_file").by_digest_start.values()
 
     assert known.identity.tenant == "acme"
     assert known.identity.admin == ("--admin" in more)
     assert (known.identity.expire_time is not None) == ("--days" in more)
+    assert f'"{sha256(token.strip().encode()).hexdigest()}"' in lines
+    assert token.strip() not in lines
 
 
 def test_tokens_are_never_the_same(capsys) -> None:
     said = set()
     for _ in range(3):
         main(["token", "--tenant", "acme"])
-        said.add(capsys.readouterr().out)
+        said.add(capsys.readouterr().err)
 
     assert len(said) == 3
 
