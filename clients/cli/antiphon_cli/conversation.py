@@ -222,6 +222,9 @@ class Conversation:
         wanted = int(argument or 1)
         turns = self._client.sessions.list_turns(self._name, newest_first=True)
         dropped = list(islice(turns, wanted))
+        if not dropped:
+            note("Nothing was said yet.")
+            return
         if len(dropped) < wanted:
             note(f"Only {len(dropped)} can be taken back.")
             return

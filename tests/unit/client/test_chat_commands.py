@@ -105,6 +105,19 @@ async def test_the_last_messages_are_taken_back():
     assert second.to == beginning()
 
 
+async def test_nothing_can_be_taken_back_where_all_was():
+    class Emptied(Talked):
+        async def ListTurns(self, request, context):
+            return session_pb2.ListTurnsResponse()
+
+    servicer = Emptied()
+    async with chatting(servicer) as run:
+        status = await run(("/rewind", "Nothing was said yet."))
+
+    assert status == 0
+    assert servicer.asked == []
+
+
 async def test_the_last_message_is_answered_again_in_its_place():
     servicer = Talked()
     async with chatting(servicer) as run:
