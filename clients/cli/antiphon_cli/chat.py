@@ -9,7 +9,7 @@ from antiphon_cli.config_flags import add_config, add_model, config_of
 from antiphon_cli.connection_flags import add_connection, connect
 from antiphon_cli.conversation import Conversation
 from antiphon_cli.failures import report
-from antiphon_cli.outcome import WRONG_USE, complain
+from antiphon_cli.outcome import WRONG_USE, complain, complain_of
 from antiphon_cli.terminal import LineReader
 from antiphon_client import ServerError
 
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         config = config_of(arguments)
         connected = connect(arguments, reconnect_timeout_s=RECONNECT_TIMEOUT_S)
     except (OSError, ValueError) as error:
-        complain(str(error))
+        complain_of(error)
         return WRONG_USE
     settings = session_pb2.Session(model=arguments.model, instructions=arguments.instructions)
     with connected as client:

@@ -10,7 +10,7 @@ from google.protobuf import json_format
 from antiphon_cli.config_flags import add_config, add_model, config_of, fitting
 from antiphon_cli.connection_flags import add_connection, connect
 from antiphon_cli.failures import report
-from antiphon_cli.outcome import INTERRUPTED, WRONG_USE, complain
+from antiphon_cli.outcome import INTERRUPTED, WRONG_USE, complain, complain_of
 from antiphon_cli.terminal import note, say
 from antiphon_client import (
     ServerError,
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     except UnicodeError:
         raise
     except (OSError, ValueError) as error:
-        complain(str(error))
+        complain_of(error)
         return WRONG_USE
     with connected as client:
         try:

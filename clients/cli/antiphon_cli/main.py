@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module, metadata
 from typing import Final, Protocol, cast
 
-from antiphon_cli.outcome import FAILED, INTERRUPTED, WRONG_USE, complain
+from antiphon_cli.outcome import FAILED, INTERRUPTED, WRONG_USE, complain, complain_of
 from antiphon_cli.standard_streams import keep_grpc_quiet, let_go_of_broken, prepare
 
 COMMANDS: Final = {
@@ -91,7 +91,7 @@ def _run(name: str, words: Sequence[str]) -> int:
     except BrokenPipeError:  # Whoever read the output has left.
         return INTERRUPTED
     except OSError as error:
-        complain(f"can't go on: {error}")
+        complain_of(error, before="can't go on: ")
         return FAILED
     except UnicodeError:
         complain(f"what was given is no text in {sys.stdin.encoding}, which the locale names")

@@ -13,7 +13,7 @@ from google.protobuf import json_format
 
 from antiphon_cli.connection_flags import add_connection, connect
 from antiphon_cli.failures import report
-from antiphon_cli.outcome import FAILED, WRONG_USE, complain
+from antiphon_cli.outcome import FAILED, WRONG_USE, complain, complain_of
 from antiphon_cli.progress import Progress
 from antiphon_cli.session_text import full_name, session_row, short_name, turn_text
 from antiphon_client import Archive, ArchiveError, ServerError, SyncClient
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         connected = connect(arguments)
     except (OSError, ValueError) as error:
-        complain(str(error))
+        complain_of(error)
         return WRONG_USE
     with connected as client:
         try:
@@ -135,7 +135,7 @@ def _import(client: SyncClient, arguments: argparse.Namespace) -> int:
         complain(f"{arguments.file}: {error}")
         return FAILED
     except OSError as error:
-        complain(str(error))
+        complain_of(error)
         return WRONG_USE
     if arguments.model is not None:
         archive.session.model = arguments.model

@@ -82,9 +82,10 @@ def load_credentials(path: Path, *, key: str) -> Credentials:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise StartupError(f"{where}: can't be read: {error.strerror}") from error
-    except (ValueError, RecursionError):
-        # The parser's own words may hold a piece of the file.
-        raise StartupError(f"{where}: is not TOML") from None
+    except (ValueError, RecursionError) as error:
+        # The parser's own words may hold a piece of the file, but for the place at their end.
+        place = re.search(r" \(at (line \d+, column \d+|end of document)\)$", str(error))
+        raise StartupError(f"{where}: is not TOML{place[0] if place else ''}") from None
     unknown = sorted(set(tree) - {"tokens", "certificates", "tenants"})
     if unknown:
         raise StartupError(

@@ -53,9 +53,11 @@ class ReloadedFiles(Generic[T]):
         try:
             self.value = self._load()
         except (StartupError, OSError) as error:  # Files may change while they are read.
-            log.warning(f"{self._what} can't be used; the earlier stay", cause=str(error))
+            log.warning(
+                f"changed {self._what} can't be used; what was read before holds", cause=str(error)
+            )
             return False
-        log.info(f"{self._what} were read again")
+        log.info(f"{self._what} read again")
         return True
 
     def _signature(self) -> _Signature:

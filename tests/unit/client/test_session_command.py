@@ -236,8 +236,8 @@ async def test_sessions_are_deleted(kept):
     [
         (["list", "--label", "x"], "--label: must be KEY=VALUE, is 'x'"),
         (["list", "--cert", "a.pem"], "--cert and --key go together"),
-        (["list", "--token-file", "/no/such"], "/no/such"),
-        (["import", "/no/such"], "/no/such"),
+        (["list", "--token-file", "/no/such"], " /no/such: No such file"),
+        (["import", "/no/such"], " /no/such: No such file"),
     ],
 )
 def test_a_wrong_flag_is_one_line_and_status_2(words, named, capsys):

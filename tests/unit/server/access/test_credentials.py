@@ -135,7 +135,7 @@ def test_settings_of_tenants_are_read(tmp_path: Path) -> None:
 
 MISTAKES = {
     "tokens = 3": r"\[\[tokens\]\]",
-    "nonsense": "is not TOML",
+    "\nmy-secret-token\n": r"is not TOML \(at line 2, column 16\)$",
     "[[token]]": "there is no 'token'",
     '[[tokens]]\ntenant = "a"': "number 1: sha256 must be",
     '[[tokens]]\nsha256 = "my-secret-token"\ntenant = "a"': "number 1: sha256 must be",
