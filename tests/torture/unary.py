@@ -178,6 +178,10 @@ class Unary:
                         return  # It was not accepted yet.
                     raise ViolationError(Kind.REFUSED, f"watching: {verdict}") from error
                 await patience.rest(verdict)
+            except RefusedError as refused:
+                if not refused.passes:
+                    raise
+                await patience.rest(refused)
             except (BrokenError, TimeoutError) as error:
                 await patience.rest(error)
         self._tally.counts["turns_watched"] += 1
