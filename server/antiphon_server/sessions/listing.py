@@ -32,7 +32,7 @@ async def list_sessions(
     check_labels(request.labels, "labels")
     filters = [f"{key}={value}" for key, value in sorted(request.labels.items())]
     listed = ["sessions", tenant, *filters]
-    position = read_page_token(request.page_token, listed=listed)
+    position = read_page_token(request.page_token, listed=listed, kinds=(int, str))
     before = None if position is None else (int(position[0]), str(position[1]))
     rows = await registry.surroundings.store.list_sessions(
         SessionQuery(tenant=tenant, labels=request.labels, before=before, limit=limit + 1)
@@ -63,7 +63,7 @@ async def list_turns(
     limit = page_limit(request.page_size)
     key = parse_session_name(tenant, request.session, "session")
     listed = ["turns", tenant, key.session_id, str(request.newest_first), str(request.show_all)]
-    position = read_page_token(request.page_token, listed=listed)
+    position = read_page_token(request.page_token, listed=listed, kinds=(int,))
     response = ListTurnsResponse()
     async with registry.use(key) as session:
         rows = await registry.surroundings.store.list_turns(

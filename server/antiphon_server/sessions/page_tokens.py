@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from antiphon_engine.api.errors import FieldViolation, InvalidRequest
 
 _DIGEST_BYTES = 12
+_MAX_NUMBER = (1 << 63) - 1
 MAX_PAGE_SIZE = 1000
 DEFAULT_PAGE_SIZE = 50
 
@@ -33,8 +34,15 @@ def write_page_token(position: Sequence[int | str], *, listed: Sequence[str]) ->
     return base64.urlsafe_b64encode(_digest(text, listed) + text).decode()
 
 
-def read_page_token(token: str, *, listed: Sequence[str]) -> list[int | str] | None:
+def read_page_token(
+    token: str, *, listed: Sequence[str], kinds: Sequence[type[int | str]]
+) -> list[int | str] | None:
     """Returns the position in a token; None for the first page.
+
+    Args:
+        token: The caller's.
+        listed: What tells the list from others.
+        kinds: Of what a position consists: anybody can make a token up that looks right.
 
     Raises:
         InvalidRequest: the token is not one of this list.
@@ -46,12 +54,28 @@ def read_page_token(token: str, *, listed: Sequence[str]) -> list[int | str] | N
     except (binascii.Error, ValueError):
         data = b""
     digest, text = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
-    if not text or digest != _digest(text, listed):
+    position = _read_position(text, kinds) if digest == _digest(text, listed) else None
+    if position is None:
         raise InvalidRequest(
             FieldViolation("page_token", "must be next_page_token of the same list's page before")
         )
-    position: list[int | str] = json.loads(text)
     return position
+
+
+def _read_position(text: bytes, kinds: Sequence[type[int | str]]) -> list[int | str] | None:
+    """Returns what a token tells; None: no server wrote that."""
+    try:
+        read: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(read, list) or [type(each) for each in read] != list(kinds):
+        return None
+    return read if all(_is_possible(each) for each in read) else None
+
+
+def _is_possible(value: int | str) -> bool:
+    """Whether the store can look for it."""
+    return value.isascii() if isinstance(value, str) else 0 <= value <= _MAX_NUMBER
 
 
 def _digest(text: bytes, listed: Sequence[str]) -> bytes:
