@@ -248,7 +248,8 @@ class SessionRegistry:
             return answer
         async with self.use(parse_session_name(tenant, request.name, "name")) as parent:
             async with parent.ledger.lock:
-                # No rewind comes between the choice of the turn and the write.
+                # No rewind, and no deletion, comes between the choice of the turn and the write.
+                parent.check_open()
                 new = await forked_session(self._surroundings, parent.ledger.row, request)
                 earlier = await self._keep(new)
             if earlier is None and new.fork is not None:

@@ -110,7 +110,7 @@ class LiveSession:
 
     def attach(self, request: AttachmentRequest) -> Attachment:
         """Lets a stream in. Raises AntiphonError, SESSION_ATTACHED or OVERLOADED."""
-        self._check_open()
+        self.check_open()
         return self._attachments.attach(request)
 
     def detach(self, attachment: Attachment) -> None:
@@ -196,7 +196,7 @@ class LiveSession:
         async with self._ledger.lock:
             if receipt and (answer := await self._surroundings.store.find_answer(receipt)):
                 return answer
-            self._check_open()
+            self.check_open()
             check_etag(self._ledger.row, etag)
             session = Session()
             session.CopyFrom(self._ledger.row.session)
@@ -222,13 +222,14 @@ class LiveSession:
         async with self._entry:
             if receipt and (answer := await self._surroundings.store.find_answer(receipt)):
                 return answer
-            self._check_open()
+            self.check_open()
             check_etag(self._ledger.row, request.etag)
             if request.cancel_active:
                 await self._check_reachable(request.to)
                 await self._queue.end_all(cancelled_failure("The session was rewound."))
             self._queue.check_idle()
             async with self._ledger.lock:
+                self.check_open()
                 base = await self._ledger.base_at(request.to, path="to")
                 row = self._ledger.rewound(base)
                 told = present(row, active=False)
@@ -255,26 +256,29 @@ class LiveSession:
 
     async def delete(self, etag: str) -> None:
         """Deletes it, turns and all. Raises AntiphonError, STALE_HEAD or STORE_UNAVAILABLE."""
-        self._check_open()
+        self.check_open()
         check_etag(self._ledger.row, etag)
         self._closing = gone = session_not_found(self.key)
         await self._queue.end_all(cancelled_failure("The session was deleted."))
         try:
-            await self._surroundings.store.delete_session(self.key)
+            # Other changes come before it, or find it gone.
+            async with self._ledger.lock:
+                await self._surroundings.store.delete_session(self.key)
         except AntiphonError:
             self._closing = None
             raise
         tell_closed(self._surroundings, self._ledger.row)
         self.tell_gone(gone)
 
+    def check_open(self) -> None:
+        """Checks that it has not gone. Raises AntiphonError."""
+        if self._closing is not None:
+            raise self._closing
+
     def tell_gone(self, error: AntiphonError) -> None:
         """Ends the streams on it, once they have told of its turns."""
         self._closing = error
         self._attachments.send_away(GoAway(reason=GoAway.REASON_SESSION_GONE), error)
-
-    def _check_open(self) -> None:
-        if self._closing is not None:
-            raise self._closing
 
     async def _find_known(self, request: TurnRequest) -> StartedTurn | None:
         """Returns the turn that has the request's id. Raises AntiphonError, ID_TAKEN."""
@@ -301,7 +305,7 @@ class LiveSession:
 
     def _enter(self, request: TurnRequest) -> LiveTurn:
         """Checks a new turn against the session, and queues it."""
-        self._check_open()
+        self.check_open()
         if self._draining is not None:
             raise self._draining
         self._queue.check_room(request)
