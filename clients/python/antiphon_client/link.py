@@ -106,10 +106,13 @@ class SessionLink:
         if driver is None:
             return
         has_work = self.is_attached or bool(self._feeds)
-        if has_work:
-            await asyncio.wait([driver], timeout=self._connection.options.close_timeout_s)
-        driver.cancel()
-        await asyncio.wait([driver])
+        try:
+            if has_work:
+                await asyncio.wait([driver], timeout=self._connection.options.close_timeout_s)
+        finally:
+            # Also where whoever waits is cancelled: nobody else would end it.
+            driver.cancel()
+            await asyncio.wait([driver])
 
     def next_frame(self) -> session_pb2.ConverseRequest | None:
         """Returns what the stream is to write next; acknowledgements go before other frames."""

@@ -287,6 +287,27 @@ async def test_a_session_that_is_closed_while_it_opens_lets_go_of_its_stream():
         await asyncio.wait_for(servicer.ended.wait(), 5)
 
 
+async def test_a_closing_that_is_cancelled_ends_the_stream_all_the_same():
+    async def never(frame, context):
+        await asyncio.sleep(60)
+        yield
+
+    servicer = Conversing(never)
+    async with serving(sessions=servicer) as target, Client(target) as client:
+        session = client.new_session()
+        await session.open()
+        turn = await session.send("x")
+        closing = asyncio.create_task(session.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+
+        assert session.ended is not None
+        with pytest.raises(ServerError):
+            await turn.answer()
+        await asyncio.wait_for(servicer.ended.wait(), 5)
+
+
 class Running(session_pb2_grpc.SessionServiceServicer):
     """Runs turns and cancels them, both without a stream."""
 
