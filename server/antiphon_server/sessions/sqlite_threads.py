@@ -44,8 +44,12 @@ class Writer:
     nobody is sent here any more.
     """
 
-    def __init__(self, connection: sqlite3.Connection, place: FilePlace) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, place: FilePlace, *, max_wait_s: float = MAX_WAIT_S
+    ) -> None:
+        """Sets what is written to, where that is, and how long a write may wait to begin."""
         self.health: Final = WriteHealth()
+        self._max_wait_s = max_wait_s
         self._connection = connection
         self._place = place
         self._jobs: queue.SimpleQueue[_Job[object] | None] = queue.SimpleQueue()
@@ -59,7 +63,9 @@ class Writer:
     async def run(self, operation: Operation[T]) -> T:
         """Runs a write and returns what it returns once that is durable.
 
-        An AntiphonError that it raises undoes this write alone and comes out here.
+        An AntiphonError that it raises undoes this write alone and comes out here. One that has
+        begun is waited for however long the disk takes: what is told of it must be what the file
+        has, also behind a restart.
 
         Raises:
             AntiphonError: STORE_UNAVAILABLE.
@@ -72,12 +78,18 @@ class Writer:
         self._num_waiting += 1
         self._jobs.put(job)  # type: ignore[arg-type]  # the thread only runs it
         try:
-            async with asyncio.timeout(MAX_WAIT_S):
-                return await job.done
-        except TimeoutError:
-            cause = f"no write ended within {MAX_WAIT_S:.0f} s"
+            await asyncio.wait({job.done}, timeout=self._max_wait_s)
+            if job.done.done():
+                return job.done.result()
+            cause = f"no write ended within {self._max_wait_s:g} s"
             self.health.note_failure(sqlite3.OperationalError(cause))
-            raise store_unavailable(cause) from None
+            if job.withdraw():
+                raise store_unavailable(cause)
+            return await job.done
+        except asyncio.CancelledError:
+            job.withdraw()
+            job.done.cancel()
+            raise
         finally:
             self._num_waiting -= 1
 
@@ -102,7 +114,7 @@ class Writer:
                 job = self._jobs.get()
                 ends = job is None
                 batch += [] if job is None else [job]
-            self._commit([job for job in batch if not job.done.cancelled()])
+            self._commit([job for job in batch if job.begin()])
 
     def _commit(self, batch: Sequence["_Job[object]"]) -> None:
         """Writes all of a batch; where that fails, each by itself, so that none fails others."""
@@ -186,6 +198,15 @@ class _Job(Generic[T]):
         self._loop = loop
         self._result: T | None = None
         self._error: AntiphonError | None = None
+        self._claim = threading.Lock()
+
+    def begin(self) -> bool:
+        """Whether it is wanted; it then can't be withdrawn. Called from the writer's thread."""
+        return self._claim.acquire(blocking=False)
+
+    def withdraw(self) -> bool:
+        """Whether it had not begun, and so never will."""
+        return self._claim.acquire(blocking=False)
 
     @property
     def has_result(self) -> bool:
