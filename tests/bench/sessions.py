@@ -91,28 +91,32 @@ class Bench:
         }
 
     async def _measure_turns(self, victim: Victim) -> dict[str, float]:
-        """Compares the server's CPU time for late turns with that for early ones."""
+        """Compares the server's CPU time for late turns with that for first ones.
+
+        Side by side, since a machine's pace changes: new sessions have their first turns between
+        the last ones of old sessions.
+        """
         plan = self._plan
-        costs_ns: list[float] = []
         async with victim.channel() as channel:
             stub = Stub(channel)
-            names = [
-                (await _create(stub, f"turns-{index}")).name
-                for index in range(plan.num_turn_sessions + 1)
-            ]
-            for _ in range(_NUM_FIRST_TURNS):  # Not counted: all code has run once then.
-                await _run_turn(stub, names[-1])
-            for _ in range(plan.num_turns):
-                start_ns = cpu_time_ns(victim.front_end)
-                for name in names[:-1]:
+            indices = range(plan.num_turn_sessions)
+            old = [(await _create(stub, f"old-{index}")).name for index in indices]
+            new = [(await _create(stub, f"new-{index}")).name for index in indices]
+            for _ in range(plan.num_turns - _NUM_FIRST_TURNS):
+                for name in old:
                     await _run_turn(stub, name)
-                spent_ns = cpu_time_ns(victim.front_end) - start_ns
-                costs_ns.append(spent_ns / plan.num_turn_sessions)
-        first, last = costs_ns[:_NUM_FIRST_TURNS], costs_ns[-_NUM_FIRST_TURNS:]
+            spent_ns = {"old": 0, "new": 0}
+            for _ in range(_NUM_FIRST_TURNS):
+                for pair in zip(old, new, strict=True):
+                    for kind, name in zip(spent_ns, pair, strict=True):
+                        start_ns = cpu_time_ns(victim.front_end)
+                        await _run_turn(stub, name)
+                        spent_ns[kind] += cpu_time_ns(victim.front_end) - start_ns
+        num_measured = _NUM_FIRST_TURNS * plan.num_turn_sessions
         return {
-            "turn_cost_first_ms": round(sum(first) / len(first) / 1e6, 3),
-            f"turn_cost_{plan.num_turns}_ms": round(sum(last) / len(last) / 1e6, 3),
-            f"turn_cost_ratio_{plan.num_turns}": round(sum(last) / sum(first), 3),
+            "turn_cost_first_ms": round(spent_ns["new"] / num_measured / 1e6, 3),
+            f"turn_cost_{plan.num_turns}_ms": round(spent_ns["old"] / num_measured / 1e6, 3),
+            f"turn_cost_ratio_{plan.num_turns}": round(spent_ns["old"] / spent_ns["new"], 3),
         }
 
     async def _measure_streams(self, victim: Victim, num_streams: int) -> dict[str, float]:
