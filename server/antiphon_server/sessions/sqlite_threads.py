@@ -17,7 +17,7 @@ from antiphon_server.sessions.write_health import WriteHealth
 T = TypeVar("T")
 Operation = Callable[[sqlite3.Connection], T]
 
-DAMAGE: Final = (sqlite3.Error, DecodeError, UnicodeDecodeError)
+DAMAGE: Final = (sqlite3.Error, DecodeError, ValueError)
 """What comes of a file that can't be read or written, or whose rows are not what was written."""
 
 MAX_BATCH: Final = 256

@@ -17,6 +17,7 @@ from antiphon_server.sessions.sqlite_rows import (
     place_cells,
     token_cells,
 )
+from antiphon_server.sessions.sqlite_threads import store_unavailable
 
 _OF_SESSION = "tenant = ? AND session_id = ?"
 
@@ -55,7 +56,8 @@ class TurnWrites:
             f" (SELECT content_key FROM turns WHERE {_OF_SESSION} AND position = ?)",
             (row.turn.SerializeToString(), *token_cells(row.tokens), *place),
         )
-        assert changed.rowcount == 1, "a turn ends that was accepted"
+        if changed.rowcount != 1:
+            raise store_unavailable(f"{key.turn_name(row.turn_id)} is not in it any more")
         connection.execute(
             "UPDATE turns SET state = ?, version = ?, request = NULL, accepted = NULL, owner = ?,"
             f" epoch = ? WHERE {_OF_SESSION} AND position = ?",

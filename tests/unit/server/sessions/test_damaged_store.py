@@ -48,6 +48,32 @@ async def test_a_damaged_turn_fails_what_needs_it_and_nothing_else(bench: Sessio
     assert (await bench.run("go on", "t2"))[-1].HasField("completed")
 
 
+async def test_tokens_that_were_cut_are_damage_of_the_store(bench: SessionBench):
+    await bench.create()
+    await bench.run("hi", "t1")
+    await bench.store._writer.run(
+        lambda file: file.execute("UPDATE contents SET output_ids = x'ff'")
+    )
+
+    error = await refused(bench.turn("t1"))
+
+    assert error.reason is ErrorReason.STORE_UNAVAILABLE
+
+
+async def test_a_turn_whose_row_has_gone_ends_and_the_store_goes_on(bench: SessionBench):
+    await bench.create()
+    bench.engine.hold()
+    turn = asyncio.create_task(bench.run("hi", "t1"))
+    await eventually(lambda: bool(bench.engine.requests))
+    await bench.store._writer.run(lambda file: file.execute("DELETE FROM turns"))
+    bench.engine.release()
+
+    events = await turn
+
+    assert events[-1].failed.reason == "STORE_UNAVAILABLE"
+    assert (await bench.run("go on", "t2"))[-1].HasField("completed")
+
+
 async def test_a_damaged_receipt_does_not_end_the_store(bench: SessionBench):
     first = CreateSessionRequest(session_id="a", request_id=str(uuid.UUID(int=1)))
     await bench.registry.create("", first)
