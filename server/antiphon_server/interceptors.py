@@ -27,6 +27,9 @@ from antiphon_server.validation_unknown import check_unknown_fields
 REQUEST_ID_KEY: Final = "x-request-id"
 """The key in a call's trailing metadata under which its id stands, as in the log."""
 
+RECHECK_INTERVAL_S: Final = 1.0
+"""How long a stream goes on telling at most after its credential was taken back."""
+
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 _OWN_PREFIX: Final = "/antiphon.v1."
 _REFLECTION_PREFIX: Final = "/grpc.reflection."
@@ -61,6 +64,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         authenticate: Authenticate,
         offload: Offload,
         draw_request_id: Callable[[], str],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Sets what all calls share.
 
@@ -69,11 +73,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             authenticate: Tells who makes a call; refuses it by an AntiphonError.
             offload: Where large requests are looked through.
             draw_request_id: Makes the id of a call.
+            clock: Monotonic, in seconds.
         """
         self._count_call = count_call
         self._authenticate = authenticate
         self._offload = offload
         self._draw_request_id = draw_request_id
+        self._clock = clock
 
     async def intercept_service(  # type: ignore[override]  # Typed for methods of one type only.
         self,
@@ -93,6 +99,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             authenticate=self._authenticate,
             offload=self._offload,
             draw_request_id=self._draw_request_id,
+            clock=self._clock,
         )
         refused = self._authenticate.refuses(handler_call_details.invocation_metadata)
         return wrapped.wrap(handler, reads=_leave_unread if refused else None)
@@ -108,6 +115,7 @@ class _Method:
     authenticate: Authenticate
     offload: Offload
     draw_request_id: Callable[[], str]
+    clock: Callable[[], float]
 
     def wrap(self, handler: Handler, *, reads: Read | None) -> Handler:
         """Returns a handler of the same kind that runs the given one inside a call.
@@ -156,9 +164,12 @@ class _Method:
         async def generate(request: Requests, context: Context) -> AsyncGenerator[Message, None]:
             async with self._call(context):
                 checked = await self._checked(request, context)
+                check = self._still_the_caller(context)
                 # Closed here and now, so that a cancelled call lets go at once of what it holds.
                 async with contextlib.aclosing(behavior(checked, context)) as answers:
                     async for response in answers:
+                        # A long call tells nothing more once its credential is taken back.
+                        check()
                         yield response
 
         return generate
@@ -179,7 +190,7 @@ class _Method:
         refused without the others.
         """
         if not isinstance(request, Message | _Unreadable):
-            return _readable_ones(request, self._still_the_caller(context))
+            return _readable_ones(request, self._still_the_caller(context, interval_s=0.0))
         message = _readable(request)
         if message.ByteSize() > _LARGE_BYTES:
             await self.offload.run(check_unknown_fields, message, "")
@@ -187,11 +198,20 @@ class _Method:
             check_unknown_fields(message, "")
         return message
 
-    def _still_the_caller(self, context: Context) -> Callable[[], None]:
-        """Returns what refuses frames once their stream's credential holds no more."""
-        caller = caller_of(context)
+    def _still_the_caller(
+        self, context: Context, *, interval_s: float = RECHECK_INTERVAL_S
+    ) -> Callable[[], None]:
+        """Returns what refuses to go on once a stream's credential holds no more.
+
+        It looks at most so often, since there is a message for every token.
+        """
+        caller, looked_s = caller_of(context), self.clock()
 
         def check() -> None:
+            nonlocal looked_s
+            if (now_s := self.clock()) - looked_s < interval_s:
+                return
+            looked_s = now_s
             if self.authenticate(context) != caller:
                 raise bad_credential()
 
