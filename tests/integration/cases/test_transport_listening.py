@@ -17,6 +17,7 @@ from support.tiny_tokenizers import save_byte_level_tokenizer
 
 LIMIT_S = 60.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 ASK_UNTIL_ANSWERED = """
@@ -89,9 +90,9 @@ def test_socket_whose_server_is_gone_is_taken_over(over_socket: OverSocket) -> N
     assert health_at(f"unix:{over_socket.path}") == SERVING
 
 
-def test_first_answer_comes_when_all_is_loaded(over_socket: OverSocket) -> None:
-    """The address is taken at once, so that a second server fails early."""
-    assert over_socket.first_answer == SERVING
+def test_health_answers_from_the_first_moment(over_socket: OverSocket) -> None:
+    """The address is taken before the model loads, so that a second server fails early."""
+    assert over_socket.first_answer == NOT_SERVING
 
 
 @pytest.mark.parametrize("at", ["port", "socket"])

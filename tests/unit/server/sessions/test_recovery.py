@@ -27,6 +27,7 @@ from antiphon_server.sessions.event_log import ReaderSpec
 from antiphon_server.sessions.limits import SessionLimits
 from antiphon_server.sessions.records import TurnOrder, TurnRow
 from support.crashes import copy_left_behind
+from support.fake_engine import FakeEngine
 from support.session_bench import (
     KEY,
     BenchSpec,
@@ -80,6 +81,13 @@ async def step_and_keep(bench: SessionBench, num_tokens: int, *, num_before: int
             await asyncio.sleep(0.005)
             kept = await bench.store.read_checkpoint(KEY, running.position)
             num_kept = 0 if kept is None else len(kept.tokens.output_ids)
+
+
+def held_engine() -> FakeEngine:
+    """An engine that makes no step by itself, from its first moment."""
+    engine = FakeEngine()
+    engine.hold()
+    return engine
 
 
 async def start_all(bench: SessionBench, *frames: object) -> None:
@@ -259,12 +267,10 @@ async def test_turn_that_never_gets_on_is_given_up(spec: BenchSpec):
     spec.limits = replace(EAGER, max_attempts=3)
     path = spec.path
     for number_of_crashes in range(3):
-        async with session_bench(replace(spec, path=path)) as bench:
+        async with session_bench(replace(spec, path=path, engine=held_engine)) as bench:
             if not number_of_crashes:
                 await bench.create()
-                bench.engine.hold()
                 await start_all(bench, generate_frame("one", "t1", max_tokens=SIZE))
-            bench.engine.hold()
             await eventually(lambda engine=bench.engine: len(engine.requests) == 1)
             path = copy_left_behind(path)
     async with session_bench(replace(spec, path=path)) as bench:
@@ -284,8 +290,7 @@ async def test_turn_that_gets_on_survives_any_number_of_crashes(spec: BenchSpec)
     (calm,) = await run_calmly(spec, ("one", size))
     path, num_tokens = spec.path, 0
     for number_of_crashes in range(5):
-        async with session_bench(replace(spec, path=path)) as bench:
-            bench.engine.hold()
+        async with session_bench(replace(spec, path=path, engine=held_engine)) as bench:
             if not number_of_crashes:
                 await bench.create()
                 await start_all(bench, generate_frame("one", "t1", max_tokens=size))
@@ -323,8 +328,7 @@ async def test_cancelled_turn_keeps_what_was_generated_before_the_crash(spec: Be
         await start_all(bench, generate_frame("one", "t1", max_tokens=SIZE))
         await step_and_keep(bench, 9)
         left = copy_left_behind(spec.path)
-    async with session_bench(replace(spec, path=left)) as bench:
-        bench.engine.hold()
+    async with session_bench(replace(spec, path=left, engine=held_engine)) as bench:
         async with bench.registry.use(KEY) as session:
             await session.cancel_turn("t1", discards=False)
             bench.engine.release()
@@ -350,8 +354,7 @@ async def test_turn_that_ends_with_its_stream_waits_for_its_caller(
         await start_all(bench, frame)
         await step_and_keep(bench, 9)
         left = copy_left_behind(spec.path)
-    async with session_bench(replace(spec, path=left)) as bench:
-        bench.engine.hold()
+    async with session_bench(replace(spec, path=left, engine=held_engine)) as bench:
         if comes_back:
             talk = bench.converse(open_frame())
             await talk.until(is_kind("accepted"))
