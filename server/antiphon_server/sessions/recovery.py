@@ -66,6 +66,7 @@ class Recovery:
             turn_id=row.turn_id,
             position=row.position,
             epoch=self._surroundings.store.epoch,
+            max_undelivered_bytes=self._surroundings.limits.max_undelivered_bytes,
         )
         turn.instructions = order.accepted.instructions
         turn.config = order.accepted.defaults

@@ -9,7 +9,7 @@ from antiphon.v1.types_pb2 import Failure, GenerationConfig
 from antiphon_engine.api.errors import AntiphonError
 from antiphon_server.access.quotas import Place
 from antiphon_server.generation import Generation
-from antiphon_server.sessions.event_log import MAX_BACKLOG_BYTES, EventLog
+from antiphon_server.sessions.event_log import EventLog
 from antiphon_server.sessions.records import Checkpoint, TurnOrder, TurnRow
 from antiphon_server.sessions.turn_request import TurnRequest
 
@@ -28,7 +28,7 @@ class LiveTurn:
         turn_id: str,
         position: int,
         epoch: int,
-        max_undelivered_bytes: int = MAX_BACKLOG_BYTES,
+        max_undelivered_bytes: int,
     ) -> None:
         self.request: Final = request
         self.turn_id: Final = turn_id
