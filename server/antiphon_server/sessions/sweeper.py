@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from antiphon_engine.api.errors import AntiphonError
-from antiphon_server.sessions.records import SessionRow
+from antiphon_server.sessions.records import SessionKey, SessionRow
 from antiphon_server.sessions.store import RECEIPT_LIFETIME_NS
 from antiphon_server.sessions.surroundings import Surroundings
 from antiphon_server.sessions.times import NS_PER_S
@@ -32,9 +32,13 @@ class Sweeper:
         """Looks once. Raises AntiphonError, STORE_UNAVAILABLE."""
         store, limits = self._surroundings.store, self._surroundings.limits
         now_ns = self._surroundings.clock.wall_ns()
-        # A batch at a time: what is left comes with the next look.
-        for row in await store.list_expired(now_ns, BATCH):
-            await self._expire(row)
+        # All that are there now, or else sessions that live for moments would heap up.
+        left: list[SessionKey] = []
+        rows = await store.list_expired(now_ns, BATCH)
+        while (keys := [row.key for row in rows]) and keys != left:
+            # Together, so that one transaction takes them.
+            await asyncio.gather(*(self._expire(row) for row in rows))
+            left, rows = keys, await store.list_expired(now_ns, BATCH)
         await store.forget_receipts(
             now_ns - RECEIPT_LIFETIME_NS, now_ns - int(limits.expired_memory_s * NS_PER_S)
         )
