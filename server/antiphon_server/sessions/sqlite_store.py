@@ -1,6 +1,7 @@
 """Sessions in one SQLite file."""
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import sqlite3
@@ -8,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from antiphon.v1 import session_pb2
+from google.protobuf.message import DecodeError
 
 from antiphon_engine.api.errors import StartupError
 from antiphon_server.sessions import sqlite_schema
@@ -252,10 +254,19 @@ class SqliteStore:
         return await self._reader.run(read)
 
     async def list_expired(self, now_ns: int, limit: int) -> Sequence[SessionRow]:
-        """See SessionStore."""
-        return await self._read_sessions(
-            "expire_ns <= ? ORDER BY expire_ns LIMIT ?", (now_ns, limit)
-        )
+        """See SessionStore; rows that are damaged stay, and keep no others."""
+        sql = f"SELECT {SESSION_COLUMNS} FROM sessions WHERE expire_ns <= ? ORDER BY expire_ns"
+
+        def read(file: sqlite3.Connection) -> list[SessionRow]:
+            found: list[SessionRow] = []
+            for cells in file.execute(sql, (now_ns,)):
+                with contextlib.suppress(DecodeError):
+                    found.append(to_session(cells))
+                if len(found) == limit:
+                    break
+            return found
+
+        return await self._reader.run(read)
 
     async def forget_receipts(self, before_ns: int, expired_before_ns: int) -> None:
         """See SessionStore."""

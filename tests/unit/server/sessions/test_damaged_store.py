@@ -6,7 +6,8 @@ import uuid
 from pathlib import Path
 
 import pytest
-from antiphon.v1.session_pb2 import CreateSessionRequest
+from antiphon.v1.session_pb2 import CreateSessionRequest, Session
+from google.protobuf.duration_pb2 import Duration
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, StartupError
 from support.server import running_server
@@ -72,6 +73,20 @@ async def test_a_turn_whose_row_has_gone_ends_and_the_store_goes_on(bench: Sessi
 
     assert events[-1].failed.reason == "STORE_UNAVAILABLE"
     assert (await bench.run("go on", "t2"))[-1].HasField("completed")
+
+
+async def test_a_damaged_session_that_has_expired_keeps_no_other(bench: SessionBench):
+    await bench.create(idle_ttl=Duration(seconds=1))
+    short = Session(idle_ttl=Duration(seconds=1))
+    await bench.registry.create("", CreateSessionRequest(session_id="b", session=short))
+    await bench.store._writer.run(
+        lambda file: file.execute("UPDATE sessions SET session = ? WHERE session_id = 'a'", (ROT,))
+    )
+    bench.clock.pass_s(2)
+
+    await bench.registry._sweeper.sweep()
+
+    assert await bench.store.count_sessions() == 1
 
 
 async def test_a_damaged_receipt_does_not_end_the_store(bench: SessionBench):
