@@ -14,13 +14,13 @@ RUNS ?= 100000
 COUNT ?= 10000
 PIP_INSTALL = $(BIN)/pip install --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: help setup native serve check check-protos format test stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-policies bench-tenants clean
+.PHONY: help setup native serve check check-protos format test stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-policies bench-sessions bench-tenants clean
 .DEFAULT_GOAL := help
 # A virtual environment that was left half made is made again.
 .DELETE_ON_ERROR:
 
 help:            ## Lists the targets
-	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 18
+	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 22
 
 setup: $(VENV)/.dev $(VENV)/.native    ## Makes the virtual environment with everything a contributor needs
 
