@@ -9,7 +9,15 @@ import grpc
 from antiphon_engine.api.errors import StartupError
 from antiphon_server.answer_size import MAX_ANSWER_BYTES
 from antiphon_server.config import ServerConfig
-from antiphon_server.listen import Address, Binding, bind, is_local, parse_address, parse_mode
+from antiphon_server.listen import (
+    Address,
+    Binding,
+    TcpAddress,
+    bind,
+    is_local,
+    parse_address,
+    parse_mode,
+)
 
 _AGE_MARGIN_S: Final = 5.0
 _MAX_INT32: Final = 2**31 - 1
@@ -66,7 +74,14 @@ def check_addresses(config: ServerConfig) -> Mapping[str, Address]:
         raise StartupError("server.tls_client_ca needs server.tls_cert and server.tls_key")
     parse_mode(config.socket_mode, key="server.socket_mode")
     named = {"server.listen": config.listen, "server.admin_listen": config.admin_listen}
-    return {key: _checked_address(text, key, config) for key, text in named.items()}
+    addresses = {key: _checked_address(text, key, config) for key, text in named.items()}
+    main, admin = addresses.values()
+    if main == admin and not (isinstance(main, TcpAddress) and main.port == 0):
+        raise StartupError(
+            f"server.admin_listen is {config.admin_listen!r}, as server.listen is; each needs an"
+            " address of its own"
+        )
+    return addresses
 
 
 def transport_options(config: ServerConfig) -> list[tuple[str, int]]:

@@ -11,7 +11,7 @@ import pytest_asyncio
 from antiphon_engine.api.errors import StartupError
 from antiphon_server.config import ServerConfig
 from antiphon_server.listen import SocketAddress, TcpAddress, bind, is_local, parse_address
-from antiphon_server.transport import Guard, take_ports, transport_options
+from antiphon_server.transport import Guard, check_addresses, take_ports, transport_options
 
 OPEN = Guard(interceptors=(), credentials=None)
 KEY = "server.listen"
@@ -162,6 +162,12 @@ async def test_missing_folder_of_a_socket_is_named(server: grpc.aio.Server, tmp_
 async def test_open_address_needs_leave(listen: str) -> None:
     with pytest.raises(StartupError, match=r"others reach.*--insecure"):
         take_ports(ServerConfig(listen=listen), main=OPEN, admin=OPEN)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:50051", "unix:/run/a.sock"])
+def test_address_for_both_ports_is_refused(address: str) -> None:
+    with pytest.raises(StartupError, match=r"^server\.admin_listen is .* as server\.listen is"):
+        check_addresses(ServerConfig(listen=address, admin_listen=address))
 
 
 async def test_dual_stack_address_is_reached_over_both(tmp_path: Path) -> None:
