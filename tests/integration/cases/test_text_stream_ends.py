@@ -6,7 +6,11 @@ from dataclasses import dataclass, field
 
 import grpc
 import pytest
-from antiphon.v1.inference_pb2 import GenerateRequest
+from antiphon.v1.inference_pb2 import (
+    GenerateRequest,
+    MultiplexGenerateRequest,
+    StreamGenerateResponse,
+)
 from antiphon.v1.session_pb2 import (
     CancelTurnRequest,
     CreateSessionRequest,
@@ -134,6 +138,38 @@ async def test_each_output_ends_once_and_usage_comes_once(
         assert answer.usage.output_tokens == sum(len(o.token_ids) for o in answer.outputs)
     else:
         assert not any(output.token_ids for output in answer.outputs)
+
+
+async def test_each_request_of_a_shared_stream_ends_once_and_with_its_own_usage(
+    tiny: RunningServer,
+) -> None:
+    cases = [(end, num_outputs) for end in ENDS.values() for num_outputs in (1, 3)]
+    frames = [
+        MultiplexGenerateRequest(
+            tag=tag,
+            generate=GenerateRequest(
+                prompt=Prompt(token_ids=TokenIds(ids=range(300, 300 + end.prompt_tokens))),
+                config=config_for(end, token_ids=True),
+                num_outputs=num_outputs,
+            ),
+        )
+        for tag, (end, num_outputs) in enumerate(cases)
+    ]
+    told: list[list[StreamGenerateResponse]] = [[] for _ in cases]
+
+    call = tiny.inference.MultiplexGenerate(iter(frames), timeout=LIMIT_S)
+    async for response in call:
+        for event in response.events:
+            assert event.WhichOneof("event") == "generation"
+            told[event.tag].append(event.generation)
+
+    assert await call.code() is grpc.StatusCode.OK
+    for (end, num_outputs), events in zip(cases, told, strict=True):
+        answer = fold(events, num_outputs)
+        for output in answer.outputs:
+            check_end(end, output)
+        assert answer.usage.prompt_tokens == end.prompt_tokens
+        assert answer.usage.output_tokens == sum(len(o.token_ids) for o in answer.outputs)
 
 
 @pytest.mark.parametrize("name", ["end_token", "stop_string", "stop_token"])
