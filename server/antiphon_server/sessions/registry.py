@@ -247,11 +247,12 @@ class SessionRegistry:
         if answer := await self._find_answer(receipt):
             return answer
         async with self.use(parse_session_name(tenant, request.name, "name")) as parent:
-            async with parent.ledger.lock:
-                # No rewind, and no deletion, comes between the choice of the turn and the write.
-                parent.check_open()
-                new = await forked_session(self._surroundings, parent.ledger.row, request)
-                earlier = await self._keep(new)
+            with parent.told_as_gone():
+                async with parent.ledger.lock:
+                    # No rewind comes between the choice of the turn and the write.
+                    parent.check_open()
+                    new = await forked_session(self._surroundings, parent.ledger.row, request)
+                    earlier = await self._keep(new)
             if earlier is None and new.fork is not None:
                 with contextlib.suppress(AntiphonError):
                     await tell_forked(

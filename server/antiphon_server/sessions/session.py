@@ -1,7 +1,8 @@
 """One loaded session: takes turns in, lets a stream drive it, changes and goes."""
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -228,12 +229,13 @@ class LiveSession:
                 await self._check_reachable(request.to)
                 await self._queue.end_all(cancelled_failure("The session was rewound."))
             self._queue.check_idle()
-            async with self._ledger.lock:
-                self.check_open()
-                base = await self._ledger.base_at(request.to, path="to")
-                row = self._ledger.rewound(base)
-                told = present(row, active=False)
-                await self._ledger.rewind(row, base, receipt and replace(receipt, answer=told))
+            with self.told_as_gone():
+                async with self._ledger.lock:
+                    self.check_open()
+                    base = await self._ledger.base_at(request.to, path="to")
+                    row = self._ledger.rewound(base)
+                    told = present(row, active=False)
+                    await self._ledger.rewind(row, base, receipt and replace(receipt, answer=told))
             tell_rewound(self._surroundings, row, base.history.num_tokens)
         return told
 
@@ -248,6 +250,15 @@ class LiveSession:
         self._draining = error
         away = GoAway(reason=GoAway.REASON_DRAINING, time_left=time_left)
         self._attachments.send_away(away, error)
+
+    @contextlib.contextmanager
+    def told_as_gone(self) -> Iterator[None]:
+        """Has what fails in the block fail as its end, where that came meanwhile."""
+        try:
+            yield
+        except AntiphonError:
+            self.check_open()
+            raise
 
     async def stop(self, error: AntiphonError) -> None:
         """Takes no more turns, and leaves those that it has to the next server."""

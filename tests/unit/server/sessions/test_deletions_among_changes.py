@@ -1,4 +1,4 @@
-"""Changes that meet a session's deletion: they find it gone, and don't blame the store."""
+"""Changes that meet a session's end: they find it gone, and don't blame the store."""
 
 import asyncio
 import threading
@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 from antiphon.v1.session_pb2 import HistoryPoint
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.empty_pb2 import Empty
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
@@ -47,3 +48,39 @@ async def test_a_change_behind_a_deletion_finds_no_session(
     with pytest.raises(AntiphonError) as refused:
         await changed
     assert refused.value.reason is ErrorReason.SESSION_NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda bench: bench.fork(),
+        lambda bench: bench.rewind(to=HistoryPoint(turn=f"{KEY.name}/turns/t1")),
+    ],
+    ids=["fork", "rewind"],
+)
+async def test_a_change_that_meets_the_end_of_a_sessions_time_tells_of_that(
+    bench: SessionBench, change: Callable[[SessionBench], Coroutine[None, None, object]]
+):
+    await bench.create(idle_ttl=Duration(seconds=1))
+    await bench.run("one", "t1")
+    row = await bench.store.read_session(KEY)
+    assert row is not None
+    async with bench.registry.use(KEY) as session, session.ledger.lock:
+        changed = asyncio.create_task(change(bench))
+        await eventually(lambda: session.num_uses == 2)
+        bench.clock.pass_s(2)
+        opened = threading.Event()
+
+        def hold_up(_file: object) -> None:
+            assert opened.wait(10)
+
+        held_up = asyncio.create_task(bench.store._reader.run(hold_up))
+        await asyncio.sleep(0)
+    await asyncio.wait({changed}, timeout=0.05)
+    await bench.registry.expire(row)
+    opened.set()
+    await held_up
+
+    with pytest.raises(AntiphonError) as refused:
+        await changed
+    assert refused.value.reason is ErrorReason.SESSION_EXPIRED
