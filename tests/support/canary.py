@@ -64,11 +64,12 @@ class Canary:
 
 
 async def at_rest(server: RunningServer) -> EngineStats:
-    """Returns the counters once nothing runs, waits or holds memory."""
+    """Returns the counters once nothing runs, waits, rests or holds memory."""
     async with asyncio.timeout(_LIMIT_S):
         while True:
             stats: EngineStats = await server.admin.GetEngineStats(GetEngineStatsRequest())
-            if not stats.num_running + stats.num_waiting + stats.num_blocks_used:
+            busy = stats.num_running + stats.num_waiting + stats.num_paused + stats.num_held
+            if not busy + stats.num_blocks_used:
                 return stats
             await asyncio.sleep(0.01)
 

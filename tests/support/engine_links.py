@@ -93,6 +93,6 @@ async def at_rest(link: EngineLink) -> CoreStats:
     async with asyncio.timeout(LIMIT_S):
         while True:
             stats = await link.stats()
-            if not stats.num_running + stats.num_waiting:
+            if not stats.num_running + stats.num_waiting + stats.num_paused + stats.num_held:
                 return stats
             await asyncio.sleep(0.01)
