@@ -35,12 +35,12 @@ async def disturb(victim, kind):
     """Kills or stops what `kind` says, and starts again what does not start itself."""
     if kind == "stop":
         victim.stop()
-        await victim.gone()
     else:
         async with asyncio.timeout(30):
             while not await victim.kill(kind):  # noqa: ASYNC110 - the next engine may not be there yet
                 await asyncio.sleep(0.01)
     if kind != "engine":
+        await victim.gone()  # Until then it holds the session store.
         await victim.start()
 
 

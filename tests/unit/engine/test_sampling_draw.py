@@ -94,7 +94,10 @@ def test_every_drawn_token_is_one_that_the_filters_keep(
     # The reference works in double precision: a token at the very edge may be either side.
     expected = distribution(plain.astype(np.float64), sampling)
     kept = np.nonzero(expected)[0]
-    near_edge = np.isclose(plain[token], plain[kept].min(), rtol=1e-5)
+    edge = plain[kept].min()
+    near_edge = np.isclose(plain[token], edge, rtol=1e-5) or (
+        abs(plain[token] - edge) / temperature < 1e-6  # Single precision can't tell them apart.
+    )
     assert expected[token] > 0 or near_edge
 
 
