@@ -1,7 +1,6 @@
 """Generation without server-side state."""
 
 import time
-import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, closing
 from typing import Final, TypeVar
@@ -31,6 +30,7 @@ from antiphon_server.generation_spec import GenerationSpec
 from antiphon_server.long_calls import LongCalls
 from antiphon_server.offload import Offload
 from antiphon_server.request_preparation import RequestPreparation, Terms
+from antiphon_server.services.call_ends import close_with
 from antiphon_server.services.multiplex import MultiplexedStream, MultiplexLimits
 from antiphon_server.services.multiplex_instructions import CallTerms, InstructionReader
 from antiphon_server.services.reader_watch import Grace, ReaderWatch
@@ -112,7 +112,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             limits=self._multiplex_limits,
             clock_ns=self._clock_ns,
         )
-        _close_with(context, stream)
+        close_with(context, stream)
         with closing(stream), self._long_calls.hold_stream(stream):
             async with aclosing(stream.frames(request_iterator)) as frames:
                 async for frame in frames:
@@ -144,7 +144,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         checked = self._preparation.check(request, terms)
         spec = await self._preparation.render(request, checked, terms)
         generation = checked.generator.start(spec)
-        _close_with(context, generation)
+        close_with(context, generation)
         return generation, spec
 
 
@@ -212,19 +212,3 @@ def _too_large(size_bytes: int) -> AntiphonError:
         f"{_SIZE_HINT}",
         metadata={"size_bytes": str(size_bytes), "limit_bytes": str(MAX_ANSWER_BYTES)},
     )
-
-
-def _close_with(
-    context: ServicerContext[RequestT, ResponseT], held: Generation | MultiplexedStream
-) -> None:
-    """Closes what a call holds at its end, also where the handler is not told of that.
-
-    Weakly: the transport keeps the last call of a connection for as long as no other comes.
-    """
-    reference = weakref.ref(held)
-
-    def close(_: object) -> None:
-        if (still_held := reference()) is not None:
-            still_held.close()
-
-    context.add_done_callback(close)  # type: ignore[arg-type]  # The stub is odd.

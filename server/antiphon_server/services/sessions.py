@@ -37,6 +37,7 @@ from grpc.aio import ServicerContext
 from antiphon_server.answer_size import check_answer_size
 from antiphon_server.caller import caller_of, traceparent_of
 from antiphon_server.long_calls import LongCalls
+from antiphon_server.services.call_ends import close_with
 from antiphon_server.services.converse import Conversation
 from antiphon_server.services.reader_watch import grace_of
 from antiphon_server.services.turn_events import TurnEvents
@@ -108,8 +109,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         conversation = Conversation(
             self._registry, caller_of(context).tenant, traceparent=traceparent_of(context)
         )
-        # Also where the handler is not told that its call has ended.
-        context.add_done_callback(lambda _: conversation.close())  # type: ignore[arg-type]  # Odd stub.
+        close_with(context, conversation)
         with self._long_calls.hold_stream(conversation):
             async with contextlib.aclosing(conversation.run(request_iterator)) as frames:
                 async for frame in frames:
@@ -209,8 +209,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
     ) -> AsyncGenerator[TurnEvent, None]:
         """Yields what a reader of a turn gets."""
         told = TurnEvents(session, log, spec, grace_of(self._registry.surroundings))
-        # Also where the handler is not told that its call has ended.
-        context.add_done_callback(lambda _: told.close())  # type: ignore[arg-type]  # Odd stub.
+        close_with(context, told)
         with contextlib.closing(told), self._long_calls.hold(told):
             async with contextlib.aclosing(told.events()) as events:
                 async for event in events:
