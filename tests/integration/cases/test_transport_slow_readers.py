@@ -38,10 +38,10 @@ from support.session_rows import user
 NUM_STREAMS = 8
 NUM_LOST = 3
 """Those that never come back."""
-NUM_TOKENS = 1500
+NUM_TOKENS = 7500
 MAX_BYTES = 64 << 10
 GRACE_S = 1.0
-CONTEXT_TOKENS = 4096
+CONTEXT_TOKENS = 8192
 SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16))
 SESSION = "sessions/slow"
 
