@@ -35,6 +35,11 @@ def find_fault(request: GenerationRequest, *, vocabulary_size: int) -> Fault | N
             reason=ErrorReason.UNSUPPORTED_FEATURE,
             message=f"The engine has no adapter {request.scope.adapter!r}.",
         )
+    if request.grammar is not None or request.thinking is not None:
+        return Fault(
+            reason=ErrorReason.UNSUPPORTED_FEATURE,
+            message="The engine enforces no grammar and ends no reasoning.",
+        )
     message = (
         _prompt_fault(request, vocabulary_size)
         or _resumption_fault(request)

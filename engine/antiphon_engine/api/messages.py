@@ -9,6 +9,8 @@ from array import array
 
 import msgspec
 
+from antiphon_engine.api.grammar import Grammar, Thinking
+
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A value that crosses the boundary; its tag is the class's name."""
@@ -86,6 +88,11 @@ class GenerationRequest(_Message, frozen=True, kw_only=True):
     num_resumed_tokens: int = 0
     """The prompt's last so many ids are output that was generated before: the one output goes on
     behind them as if it had never stopped. `stop`'s limits count them, and so does OutputEnded."""
+
+    grammar: Grammar | None = None
+    """What its outputs must look like; resumed output is taken as the grammar's beginning."""
+    thinking: Thinking | None = None
+    """None: the output is answer from its first token."""
 
     def resumed_behind(self, token_ids: "array[int]") -> "GenerationRequest":
         """Returns the request for what follows these ids of its output, int32."""
