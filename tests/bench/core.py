@@ -61,6 +61,12 @@ def number(figures: dict[str, object], name: str) -> float:
     return float(value)
 
 
+def spread(figures: dict[str, object], name: str) -> str:
+    """Tells what single rounds gave, where a figure was measured in rounds."""
+    rounds = figures.get(f"{name}_rounds")
+    return f"; rounds {rounds[0]} to {rounds[1]}" if isinstance(rounds, list) else ""
+
+
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
@@ -72,7 +78,7 @@ def main() -> None:
     figures["naive_python_us_256"] = round(naive_us, 1)
     figures["naive_python_ratio_256"] = round(naive_us / number(figures, "plan_commit_us_256"), 1)
     for bar in BARS:
-        print(bar.line(number(figures, bar.figure)))
+        print(bar.line(number(figures, bar.figure)) + spread(figures, bar.figure))
     print(f"{'naive_python_ratio_256':<32}{figures['naive_python_ratio_256']:>10}")
     print(json.dumps(figures))
     if arguments.strict and not all(bar.holds(number(figures, bar.figure)) for bar in BARS):

@@ -1,8 +1,11 @@
 // Measures the core alone and prints one JSON object. `pressure` as an argument prints instead, for
-// a grid of settings, what MAX_UTILIZATION gives under pressure: for choosing its defaults.
+// a grid of settings, what MAX_UTILIZATION gives under pressure: for choosing its defaults. `steady
+// ROWS WINDOWS` runs nothing but steady decode: for profilers.
+#include <charconv>
 #include <cstdio>
 #include <initializer_list>
 #include <string_view>
+#include <vector>
 
 #include "measurements.h"
 
@@ -11,6 +14,7 @@ namespace {
 using antiphon::CapacityPolicy;
 using antiphon::bench::Pressure;
 using antiphon::bench::PressureFigures;
+using antiphon::bench::SteadyFigures;
 
 void PrintPressure(const char* policy, const char* suffix, const PressureFigures& figures) {
   std::printf(
@@ -74,19 +78,45 @@ void PrintPressures() {
             {.lengths_are_known = true, .in_lockstep = true, .cost = {}});
 }
 
+void PrintSteadyDecode() {
+  const std::vector<SteadyFigures> figures =
+      antiphon::bench::MeasureSteadyDecode({{.num_rows = 256},
+                                            {.num_rows = 1024},
+                                            {.num_rows = 256, .context_tokens = 32768},
+                                            {.num_rows = 256, .num_waiting = 10000}});
+  const auto print = [](const char* name, const SteadyFigures& figure) {
+    std::printf("\"%s\": %.2f, \"%s_rounds\": [%.2f, %.2f], ", name, figure.us, name,
+                figure.least_round_us, figure.most_round_us);
+  };
+  print("plan_commit_us_256", figures[0]);
+  print("plan_commit_us_1024", figures[1]);
+  print("plan_commit_us_256_context_32k", figures[2]);
+  print("plan_commit_us_256_waiting_10k", figures[3]);
+  std::printf("\"waiting_10k_ratio\": %.2f, ", figures[3].us / figures[0].us);
+}
+
+std::int32_t NumberFrom(std::string_view text) {
+  std::int32_t number = 0;
+  std::from_chars(text.data(), text.data() + text.size(), number);
+  return number;
+}
+
 }  // namespace
 
 int main(int num_arguments, char** arguments) {
   using namespace antiphon::bench;
-  if (num_arguments > 1 && std::string_view(arguments[1]) == "pressure") {
+  const std::vector<std::string_view> words(arguments + 1, arguments + num_arguments);
+  if (words.size() == 1 && words[0] == "pressure") {
     PrintGrids();
     return 0;
   }
-  const double us_256 = SteadyDecodeUs(256, 1024, 0);
-  std::printf("{\"plan_commit_us_256\": %.2f, ", us_256);
-  std::printf("\"plan_commit_us_1024\": %.2f, ", SteadyDecodeUs(1024, 1024, 0));
-  std::printf("\"plan_commit_us_256_context_32k\": %.2f, ", SteadyDecodeUs(256, 32768, 0));
-  std::printf("\"waiting_10k_ratio\": %.2f, ", SteadyDecodeUs(256, 1024, 10000) / us_256);
+  if (words.size() == 3 && words[0] == "steady") {
+    std::printf("%.2f us\n",
+                ProfileSteadyDecode({.num_rows = NumberFrom(words[1])}, NumberFrom(words[2])));
+    return 0;
+  }
+  std::printf("{");
+  PrintSteadyDecode();
   const MatchTimes match = MeasureMatch(100000);
   std::printf(
       "\"cold_100k_match_ms\": %.3f, \"warm_100k_match_ms\": %.3f, "

@@ -10,10 +10,29 @@ namespace antiphon::bench {
 
 inline constexpr std::int32_t kBlockTokens = 32;
 
-// Microseconds of Plan and Commit together in steady decode, median over windows of as many steps
-// as a block has tokens, so that each holds the same share of new blocks. `num_waiting` more
-// requests are there that memory keeps out.
-double SteadyDecodeUs(std::int32_t num_rows, std::int32_t context_tokens, std::int32_t num_waiting);
+// Requests that decode, one token each a step, beside others that memory keeps out.
+struct SteadyLoad {
+  std::int32_t num_rows = 0;
+  std::int32_t context_tokens = 1024;
+  std::int32_t num_waiting = 0;
+};
+
+// Microseconds of Plan and Commit together in steady decode: the median over windows of as many
+// steps as a block has tokens, so that each holds the same share of new blocks; and the least and
+// the most that any round's windows gave.
+struct SteadyFigures {
+  double us = 0;
+  double least_round_us = 0;
+  double most_round_us = 0;
+};
+
+// Measures loads in rounds, each load in turn, so that what else the machine does is spread over
+// all of them.
+std::vector<SteadyFigures> MeasureSteadyDecode(const std::vector<SteadyLoad>& loads);
+
+// Lets one load decode for so many windows; for profilers, to which SteadyDecode::WindowUs is the
+// steady part. Returns the median of the windows.
+double ProfileSteadyDecode(const SteadyLoad& load, std::int32_t num_windows);
 
 // Milliseconds of Submit and the first Plan of a prompt, median.
 struct MatchTimes {
