@@ -1,0 +1,1 @@
+"""What outputs must look like: from the wire to a grammar that the engine enforces exactly."""
