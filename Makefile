@@ -14,7 +14,7 @@ RUNS ?= 100000
 COUNT ?= 10000
 PIP_INSTALL = $(BIN)/pip install --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: help setup native serve check check-protos format test stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-policies bench-sessions bench-tenants clean
+.PHONY: help setup native serve check check-protos format test stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-grammar bench-policies bench-sessions bench-tenants clean
 .DEFAULT_GOAL := help
 # A virtual environment that was left half made is made again.
 .DELETE_ON_ERROR:
@@ -98,6 +98,10 @@ bench-tenants: setup    ## Measures what a tenant can feel of another's prompt, 
 
 bench-policies: setup    ## Measures scheduling on the default model: at once or in turn, a shared prompt, policies under pressure
 	$(BIN)/python tests/bench/core_model.py $(ARGS)
+
+FILE ?= tests/data/grammar_cases.jsonl
+bench-grammar: setup    ## Measures how truly and how fast schemas are enforced; FILE=: MaskBench's lines, or a directory of the official suite
+	$(BIN)/python tests/bench/grammar.py $(FILE) $(ARGS)
 
 bench-sessions: setup    ## Measures sessions: delivery at 256 and 512 streams, memory, the cost of a 500th turn; no model needed
 	$(BIN)/python tests/bench/sessions.py $(ARGS)
