@@ -130,6 +130,32 @@ class LimitsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConstraintsConfig:
+    """What outputs may be asked to look like. A process of its own checks constraints."""
+
+    max_size_bytes: int = 256 << 10
+    """The longest text of a constraint, or of all its choices."""
+    max_choices: int = 4096
+    """The most choices of a constraint."""
+    max_depth: int = 64
+    """How deeply the parts of a constraint may be nested."""
+    max_grammar_bytes: int = 1 << 20
+    """The longest grammar that may become of a constraint."""
+    max_blank_characters: int = 16
+    """White space in a row that JSON outputs may have, where the caller doesn't forbid all."""
+    check_limit_s: float = 2.0
+    """The processor time that the check of a constraint may take."""
+    check_memory_bytes: int = 512 << 20
+    """The memory that the check of a constraint may take."""
+    check_workers: int = 2
+    """Constraints that are checked at a time."""
+    max_queued_checks: int = 64
+    """The most constraints that wait for their check; further requests are refused for now."""
+    cache_bytes: int = 16 << 20
+    """What checked constraints may take in memory; those not used for longest go first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuotasConfig:
     """What a tenant may use, where the tokens file says nothing else for it; 0: no limit."""
 
@@ -164,6 +190,7 @@ class Config:
     store: StoreConfig = field(default_factory=StoreConfig)
     sessions: SessionsConfig = field(default_factory=SessionsConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    constraints: ConstraintsConfig = field(default_factory=ConstraintsConfig)
     quotas: QuotasConfig = field(default_factory=QuotasConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -11,14 +11,14 @@ from antiphon_engine.api.messages import ToEngine, ToFrontEnd, TokenLogprobs
 MAX_FRAME_BYTES = 64 << 20
 
 _LENGTH = struct.Struct("<I")
-_Message = TypeVar("_Message", ToEngine, ToFrontEnd)
+_Message = TypeVar("_Message")
 
 
 class FrameError(Exception):
     """The other end sent what is no frame; the connection is of no more use."""
 
 
-def encode_frame(message: ToEngine | ToFrontEnd) -> bytes:
+def encode_frame(message: msgspec.Struct) -> bytes:
     """Returns the bytes that stand for `message` on the socket."""
     body = msgspec.msgpack.encode(message)
     assert len(body) <= MAX_FRAME_BYTES, f"a frame of {len(body)} bytes, {MAX_FRAME_BYTES} allowed"

@@ -1,0 +1,63 @@
+"""What an output must look like, as the caller says it."""
+
+import enum
+import hashlib
+from typing import Final
+
+import msgspec
+
+from antiphon_engine.api.grammar import Grammar
+
+_BOOKKEEPING_BYTES: Final = 512
+
+
+class ConstraintKind(enum.StrEnum):
+    """The kinds, by the names of their fields in the contract."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+    EBNF = "ebnf"
+    CHOICE = "choice"
+    STRUCTURAL_TAG = "structural_tag"
+
+
+JSON_KINDS: Final = frozenset(
+    {ConstraintKind.JSON_SCHEMA, ConstraintKind.JSON_OBJECT, ConstraintKind.STRUCTURAL_TAG}
+)
+"""Those in whose outputs there can be white space between JSON's tokens."""
+
+
+class ConstraintRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A constraint whose size has been checked, and nothing else."""
+
+    kind: ConstraintKind
+    text: str = ""
+    """Schema, expression, grammar or tag; empty for the other kinds."""
+    options: tuple[str, ...] = ()
+    """Of CHOICE."""
+    max_blank: int = 0
+    """White-space characters in a row allowed outside of JSON's strings; 0: none."""
+
+    def digest(self) -> bytes:
+        """Returns what tells it from others."""
+        return hashlib.sha256(msgspec.msgpack.encode(self)).digest()
+
+
+class CheckedConstraint(msgspec.Struct, frozen=True, kw_only=True):
+    """A constraint that can be enforced, and how."""
+
+    request: ConstraintRequest
+    grammar: Grammar
+    compile_ns: int
+    """How long planning and compiling it took."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in memory, about."""
+        return (
+            len(self.request.text)
+            + sum(map(len, self.request.options))
+            + len(self.grammar.text)
+            + _BOOKKEEPING_BYTES
+        )

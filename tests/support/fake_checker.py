@@ -1,0 +1,89 @@
+"""A checker process that loads nothing and does what the texts of constraints tell it to."""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
+from antiphon_server.constraints.check_messages import (
+    Check,
+    CheckerStart,
+    Finding,
+    Job,
+    Planned,
+    Refused,
+    TooComplex,
+    Verified,
+)
+from antiphon_server.constraints.checker_process import run
+from antiphon_server.constraints.workers import Work
+
+
+def fake_checker_command(notes: Path) -> list[str]:
+    """Returns the command that runs it; each job adds a line to `notes`, with the worker's id."""
+    tests = str(Path(__file__).parents[1])
+    program = (
+        f"import sys; sys.path.insert(0, {tests!r})\n"
+        "from support.fake_checker import main; main(sys.argv[1], sys.argv[2:])"
+    )
+    return [sys.executable, "-c", program, str(notes)]
+
+
+def noted_jobs(notes: Path) -> list[tuple[int, str]]:
+    """Returns the jobs that were begun: each worker's id and the constraint's text."""
+    if not notes.exists():
+        return []
+    lines = notes.read_text(encoding="utf-8").splitlines()
+    return [(int(line.split(" ", 1)[0]), line.split(" ", 1)[1]) for line in lines]
+
+
+def main(notes: str, arguments: list[str]) -> None:
+    run(arguments, lambda start: load(start, Path(notes)))
+
+
+def load(start: CheckerStart, notes: Path) -> Work:
+    """The first word of a constraint's text, or of an output, says what becomes of it."""
+
+    def work(job: Job) -> Finding:
+        said = job.request.text if isinstance(job, Check) else job.text
+        with notes.open("a", encoding="utf-8") as file:
+            file.write(f"{os.getpid()} {said}\n")
+        word, _, rest = said.partition(" ")
+        _act(word, rest)
+        if word == "refuse":
+            return Refused(job_id=job.job_id, path=rest, message="can't be enforced")
+        if word == "large":
+            return TooComplex(job_id=job.job_id, message="has too many cases", metadata={"n": "9"})
+        if not isinstance(job, Check):
+            return Verified(job_id=job.job_id, violation=rest if word == "bad" else "")
+        grammar = Grammar(
+            backend=GrammarBackend.LLGUIDANCE, kind=GrammarKind.REGEX, text=f"of {said}"
+        )
+        return Planned(job_id=job.job_id, grammar=grammar, compile_ns=1_000_000)
+
+    return work
+
+
+def _act(word: str, rest: str) -> None:
+    match word:
+        case "spin":
+            while True:
+                pass
+        case "sleep":
+            time.sleep(float(rest))
+        case "grow":
+            held = []
+            while True:
+                held.append(bytearray(1 << 24))
+        case "crash":
+            ctypes.string_at(0)
+        case "once":  # Ends its worker from outside, as far as that can tell, the first time.
+            mark = Path(rest)
+            if not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        case "fault":
+            raise ZeroDivisionError("a fault")
