@@ -8,10 +8,11 @@ import tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from antiphon_engine.api.errors import StartupError
+from antiphon_engine.api.token_bytes import METASPACE
 from antiphon_server.text.control_tokens import ControlToken, ControlTokens
 from antiphon_server.text.detokenizer import Detokenizer
 from antiphon_server.text.plain_encoder import PlainEncoder
-from antiphon_server.text.token_decoding import METASPACE, read_decoding
+from antiphon_server.text.token_decoding import read_decoding
 from antiphon_server.text.tokenizer_files import (
     DeclaredToken,
     TokenizerFiles,

@@ -1,0 +1,1 @@
+"""Grammars: what the engine enforces of an output while it is drawn."""

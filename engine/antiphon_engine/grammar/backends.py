@@ -1,0 +1,51 @@
+"""The backends of a process, each built when it is first needed.
+
+The checker of constraints uses them too, in a process of its own: what compiles there compiles
+here, with the same libraries, vocabulary and options.
+"""
+
+import threading
+from pathlib import Path
+
+from antiphon_engine.api.grammar import Grammar
+from antiphon_engine.api.grammar import GrammarBackend as BackendName
+from antiphon_engine.grammar.base import CompiledGrammar, GrammarBackend
+from antiphon_engine.grammar.vocabulary import Vocabulary, read_vocabulary
+
+
+class Backends:
+    """Finds the backend that a grammar names. May be used by several threads."""
+
+    def __init__(self, vocabulary: Vocabulary, *, num_threads: int = 1) -> None:
+        """Takes the model's vocabulary, and how many threads fill the masks of one step."""
+        self.vocabulary = vocabulary
+        self._num_threads = num_threads
+        self._built: dict[BackendName, GrammarBackend] = {}
+        self._building = threading.Lock()
+
+    @classmethod
+    def load(cls, checkpoint: Path, *, vocabulary_size: int, num_threads: int = 1) -> "Backends":
+        """Returns the backends for a model. Raises StartupError where its tokenizer is unknown."""
+        vocabulary = read_vocabulary(checkpoint, size=vocabulary_size)
+        return cls(vocabulary, num_threads=num_threads)
+
+    def __getitem__(self, name: BackendName) -> GrammarBackend:
+        with self._building:
+            backend = self._built.get(name)
+            if backend is None:
+                backend = self._built[name] = self._build(name)
+            return backend
+
+    def compile(self, grammar: Grammar) -> CompiledGrammar:
+        """Compiles a grammar with the backend that it names. Raises GrammarError."""
+        return self[grammar.backend].compile(grammar)
+
+    def _build(self, name: BackendName) -> GrammarBackend:
+        # The libraries take seconds to import, and the first of them imports torch.
+        if name is BackendName.XGRAMMAR:
+            from antiphon_engine.grammar.xgrammar_backend import XgrammarBackend
+
+            return XgrammarBackend(self.vocabulary, num_threads=self._num_threads)
+        from antiphon_engine.grammar.llguidance_backend import LlguidanceBackend
+
+        return LlguidanceBackend(self.vocabulary, num_threads=self._num_threads)

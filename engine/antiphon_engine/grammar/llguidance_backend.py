@@ -1,0 +1,158 @@
+"""The second backend: regular lexemes with intersection and complement, and a parser over them."""
+
+import json
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from numpy.typing import NDArray
+
+from antiphon_engine.api.errors import ErrorReason
+from antiphon_engine.api.grammar import Grammar, GrammarKind
+from antiphon_engine.grammar.base import GrammarError, Matcher
+from antiphon_engine.grammar.vocabulary import Vocabulary
+
+# Forcing would tie the output to one split into tokens; the model shall choose its own.
+_HEAD = '%llguidance {"no_forcing": true}\n'
+_BYTES_PER_CHARACTER = 64
+_TOO_COMPLEX = ("too complex", "too big", "too large", "limit", "fuel")
+_LIMITS = LLParserLimits(step_lexer_fuel=200_000, step_max_items=50_000, verbose_errors=False)
+
+
+class LlguidanceMatcher:
+    """See Matcher."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self.matcher = matcher
+
+    def accept(self, token_id: int) -> None:
+        """See Matcher."""
+        if not self.matcher.consume_token(token_id):
+            raise _matcher_error(self.matcher) or GrammarError(
+                ErrorReason.INTERNAL, f"Token {token_id} was drawn and the grammar has no place."
+            )
+
+    def rollback(self, num_tokens: int) -> None:
+        """See Matcher."""
+        if num_tokens and not self.matcher.rollback(num_tokens):
+            raise _matcher_error(self.matcher) or GrammarError(
+                ErrorReason.INTERNAL, f"The grammar's matcher can't go back {num_tokens} tokens."
+            )
+
+    def may_end(self) -> bool:
+        """See Matcher."""
+        return self.matcher.is_accepting()
+
+    def fork(self) -> "LlguidanceMatcher":
+        """See Matcher."""
+        return LlguidanceMatcher(self.matcher.deep_copy())
+
+
+class LlguidanceCompiled:
+    """See CompiledGrammar."""
+
+    def __init__(self, beginning: LLMatcher, *, size_bytes: int) -> None:
+        self._beginning = beginning
+        self.size_bytes = size_bytes
+
+    def matcher(self) -> LlguidanceMatcher:
+        """See CompiledGrammar."""
+        return LlguidanceMatcher(self._beginning.deep_copy())
+
+
+class LlguidanceBackend:
+    """See GrammarBackend."""
+
+    def __init__(self, vocabulary: Vocabulary, *, num_threads: int) -> None:
+        self._tokenizer = LLTokenizer(
+            TokenizerWrapper(_Tokens(vocabulary)),
+            n_vocab=vocabulary.size + 1,
+            eos_token=vocabulary.size,
+        )
+        self._executor = LLExecutor(num_threads)
+
+    def compile(self, grammar: Grammar) -> LlguidanceCompiled:
+        """See GrammarBackend."""
+        matcher = LLMatcher(self._tokenizer, _HEAD + _lark(grammar), log_level=0, limits=_LIMITS)
+        error = _matcher_error(matcher)
+        if error is not None:
+            if error.reason is ErrorReason.INTERNAL:
+                error = GrammarError(ErrorReason.UNSUPPORTED_CONSTRAINT, error.message)
+            raise error
+        size_bytes = _BYTES_PER_CHARACTER * len(grammar.text)
+        return LlguidanceCompiled(matcher, size_bytes=size_bytes)
+
+    def fill(
+        self, matchers: Sequence[Matcher], masks: NDArray[np.int32], rows: Sequence[int]
+    ) -> list[GrammarError | None]:
+        """See GrammarBackend."""
+        assert masks.flags.c_contiguous
+        inner = [cast(LlguidanceMatcher, matcher).matcher for matcher in matchers]
+        self._executor.unsafe_compute_mask_ptr(
+            list(zip(inner, rows, strict=True)),
+            masks.ctypes.data,
+            masks.shape[1] * masks.itemsize,
+            masks.shape[0],
+        )
+        return [_matcher_error(matcher) for matcher in inner]
+
+
+class _Tokens:
+    """A vocabulary as the library wants to see it."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.size
+        self.tokens = [*vocabulary.tokens, b"<end>"]
+        self.special_token_ids = [*sorted(vocabulary.control_ids), vocabulary.size]
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Splits a text, which is asked for where tokens are forced: they never are."""
+        return []
+
+
+def _lark(grammar: Grammar) -> str:
+    match grammar.kind:
+        case GrammarKind.LARK:
+            return grammar.text
+        case GrammarKind.REGEX:
+            wrapped = json.loads(LLMatcher.grammar_from_regex(grammar.text))
+            return str(wrapped["grammars"][0]["lark_grammar"])
+        case GrammarKind.JSON_SCHEMA:
+            return f"start: %json {_schema(grammar)}"
+    raise GrammarError(
+        ErrorReason.UNSUPPORTED_CONSTRAINT, f"llguidance reads no {grammar.kind} grammar."
+    )
+
+
+def _schema(grammar: Grammar) -> str:
+    """Returns the schema with the options that the library reads from inside of it."""
+    try:
+        schema = json.loads(grammar.text)
+    except ValueError as error:
+        raise GrammarError(
+            ErrorReason.UNSUPPORTED_CONSTRAINT, f"The schema is no JSON: {error}."
+        ) from error
+    if not isinstance(schema, dict):
+        schema = {} if schema is True else {"not": {}}
+    options: dict[str, object] = {
+        "item_separator": ",",
+        "key_separator": ":",
+        "whitespace_flexible": grammar.max_blank > 0,
+        "coerce_one_of": False,
+        "lenient": False,
+    }
+    if grammar.max_blank:
+        options["whitespace_pattern"] = rf"[\x20\x0A\x0D\x09]{{1,{grammar.max_blank}}}"
+    return json.dumps({**schema, "x-guidance": options})
+
+
+def _matcher_error(matcher: LLMatcher) -> GrammarError | None:
+    if not matcher.is_error():
+        return None
+    message = matcher.get_error().strip()
+    too_complex = any(word in message.lower() for word in _TOO_COMPLEX)
+    reason = ErrorReason.CONSTRAINT_TOO_COMPLEX if too_complex else ErrorReason.INTERNAL
+    return GrammarError(reason, message)

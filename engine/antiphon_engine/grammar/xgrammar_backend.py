@@ -1,0 +1,125 @@
+"""The first backend: pushdown automata whose masks are computed when they are first needed."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import numpy as np
+import xgrammar
+from numpy.typing import NDArray
+
+from antiphon_engine.api.errors import ErrorReason
+from antiphon_engine.api.grammar import Grammar, GrammarKind
+from antiphon_engine.grammar.base import GrammarError, Matcher
+from antiphon_engine.grammar.vocabulary import Vocabulary
+
+_RULE_CACHE_BYTES = 64 << 20
+"""What masks may take that grammars share, such as those inside of a JSON string."""
+_NEVER_TEXT = b"\xff"
+"""No text has this byte: a token that begins with it is met by its id alone."""
+_LOG_PLACE = re.compile(r"^\[[^\]]*\] \S+:\d+: (Check failed: \([^)]*\)+ is false: )?")
+
+
+class XgrammarMatcher:
+    """See Matcher."""
+
+    def __init__(self, matcher: xgrammar.GrammarMatcher) -> None:
+        self.matcher = matcher
+
+    def accept(self, token_id: int) -> None:
+        """See Matcher."""
+        if not self.matcher.accept_token(token_id):
+            raise GrammarError(
+                ErrorReason.INTERNAL, f"Token {token_id} was drawn and the grammar has no place."
+            )
+
+    def rollback(self, num_tokens: int) -> None:
+        """See Matcher."""
+        self.matcher.rollback(num_tokens)
+
+    def may_end(self) -> bool:
+        """See Matcher."""
+        return bool(self.matcher.is_completed())
+
+    def fork(self) -> "XgrammarMatcher":
+        """See Matcher."""
+        return XgrammarMatcher(self.matcher.fork())
+
+
+class XgrammarCompiled:
+    """See CompiledGrammar."""
+
+    def __init__(self, compiled: xgrammar.CompiledGrammar) -> None:
+        self._compiled = compiled
+
+    @property
+    def size_bytes(self) -> int:
+        """See CompiledGrammar."""
+        return int(self._compiled.memory_size_bytes)
+
+    def matcher(self) -> XgrammarMatcher:
+        """See CompiledGrammar."""
+        return XgrammarMatcher(xgrammar.GrammarMatcher(self._compiled))
+
+
+class XgrammarBackend:
+    """See GrammarBackend."""
+
+    def __init__(self, vocabulary: Vocabulary, *, num_threads: int) -> None:
+        end_id = vocabulary.size
+        tokens = [
+            _NEVER_TEXT + token if token_id in vocabulary.control_ids else token
+            for token_id, token in enumerate(vocabulary.tokens)
+        ]
+        info = xgrammar.TokenizerInfo(
+            [*tokens, b""],
+            xgrammar.VocabType.RAW,
+            vocab_size=vocabulary.size + 1,
+            stop_token_ids=[end_id],
+        )
+        self._compiler = xgrammar.GrammarCompiler(
+            info,
+            max_threads=1,
+            cache_limit_bytes=_RULE_CACHE_BYTES,
+            enable_dynamic_compilation=True,
+        )
+        self._last_word = np.int32((1 << end_id % 32 + 1) - 1 if end_id % 32 < 31 else -1)
+        self._batch = xgrammar.BatchGrammarMatcher(max_threads=num_threads)
+
+    def compile(self, grammar: Grammar) -> XgrammarCompiled:
+        """See GrammarBackend."""
+        compilers: dict[GrammarKind, Callable[[], xgrammar.CompiledGrammar]] = {
+            GrammarKind.JSON_SCHEMA: lambda: self._compile_schema(grammar),
+            GrammarKind.REGEX: lambda: self._compiler.compile_regex(grammar.text),
+            GrammarKind.EBNF: lambda: self._compiler.compile_grammar(grammar.text),
+            GrammarKind.STRUCTURAL_TAG: lambda: self._compiler.compile_structural_tag(grammar.text),
+        }
+        compile_kind = compilers.get(grammar.kind)
+        if compile_kind is None:
+            raise GrammarError(
+                ErrorReason.UNSUPPORTED_CONSTRAINT, f"xgrammar reads no {grammar.kind} grammar."
+            )
+        try:
+            return XgrammarCompiled(compile_kind())
+        except (RuntimeError, ValueError) as error:
+            message = _LOG_PLACE.sub("", str(error)).strip()
+            raise GrammarError(ErrorReason.UNSUPPORTED_CONSTRAINT, message) from error
+
+    def fill(
+        self, matchers: Sequence[Matcher], masks: NDArray[np.int32], rows: Sequence[int]
+    ) -> list[GrammarError | None]:
+        """See GrammarBackend."""
+        inner = [cast(XgrammarMatcher, matcher).matcher for matcher in matchers]
+        self._batch.batch_fill_next_token_bitmask(inner, masks, list(rows))
+        # The library leaves the bits behind the end as it likes.
+        masks[rows, -1] &= self._last_word
+        return [None] * len(inner)
+
+    def _compile_schema(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
+        if grammar.max_blank:
+            return self._compiler.compile_json_schema(
+                grammar.text, strict_mode=False, max_whitespace_cnt=grammar.max_blank
+            )
+        return self._compiler.compile_json_schema(
+            grammar.text, any_whitespace=False, separators=(",", ":"), strict_mode=False
+        )
