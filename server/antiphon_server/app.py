@@ -30,7 +30,7 @@ from antiphon_engine.api.errors import AntiphonError, StartupError
 from antiphon_server.access.entrance import Entrance
 from antiphon_server.config import Config
 from antiphon_server.draining import Draining
-from antiphon_server.generation import Generator
+from antiphon_server.generator import Generator
 from antiphon_server.interceptors import CallInterceptor
 from antiphon_server.listen import Address
 from antiphon_server.long_calls import LongCalls

@@ -13,6 +13,8 @@ from antiphon_engine.api.handle import (
     OutputNews,
     RequestNews,
     RequestStream,
+    TakeTokens,
+    take_nothing,
 )
 from antiphon_engine.api.messages import FinishReason, GenerationRequest
 
@@ -128,8 +130,15 @@ class EnduringStream:
         if engine.state is EngineState.READY and not self._is_suspect:
             self._try_to_submit()
 
-    async def next(self) -> RequestNews:
+    async def next(self, take: TakeTokens = take_nothing) -> RequestNews:
         """See RequestStream."""
+
+        def take_and_note(news: RequestNews) -> bool:
+            taken = take(news)
+            if taken:
+                self._note_tokens(news.outputs[0])
+            return taken
+
         while True:
             if self._stream is None:
                 if self._ending:
@@ -137,13 +146,12 @@ class EnduringStream:
                 await self._take_up()
             assert self._stream is not None
             try:
-                news = await self._stream.next()
+                news = await self._stream.next(take_and_note)
             except AntiphonError as error:
                 if not self._outlives(error):
                     raise
                 self._part(was_refused=error.reason is ErrorReason.OVERLOADED)
             else:
-                self._give_up_at = None
                 return self._joined(news)
 
     def finish_output(self, output_index: int, keep_tokens: int) -> None:
@@ -265,15 +273,20 @@ class EnduringStream:
             if self._told_start:
                 news.cached_prompt_tokens = None
             self._told_start = True
+        self._give_up_at = None
         output = news.outputs.get(0)
         if output is not None:
-            self._new_ids.extend(output.token_ids)
-            self._endurance.attempts.note_progress(self._num_tokens)
-            if self._on_probation and (output.ended is not None or not self._is_suspect):
-                self._end_probation()
+            self._note_tokens(output)
             if output.ended is not None:
                 output.num_steps += self._num_steps
         return news
+
+    def _note_tokens(self, output: OutputNews) -> None:
+        """Notes what came of the output."""
+        self._new_ids.extend(output.token_ids)
+        self._endurance.attempts.note_progress(self._num_tokens)
+        if self._on_probation and (output.ended is not None or not self._is_suspect):
+            self._end_probation()
 
 
 def _cancelled_news() -> RequestNews:

@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -13,18 +13,17 @@ from antiphon.v1.types_pb2 import Delta, FinishReason, GenerationStarted, Timing
 
 from antiphon_engine.api import messages
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
-from antiphon_engine.api.handle import MAX_UNREAD_BYTES, RequestNews, RequestStream
+from antiphon_engine.api.handle import RequestNews, RequestStream, TakeTokens, take_nothing
 from antiphon_server.access.quotas import Place
-from antiphon_server.access.tenancy import Tenancy, unlimited_tenancy
-from antiphon_server.admission import Admission, Ticket
-from antiphon_server.endurance import EnduringStream, EngineReadiness
+from antiphon_server.admission import Ticket
 from antiphon_server.generation_output import NewTokens, OutputRecord
-from antiphon_server.generation_spec import GenerationSpec, new_progress, to_request
+from antiphon_server.generation_spec import GenerationSpec, new_progress
 from antiphon_server.offload import Offload
 from antiphon_server.request_facts import RequestFacts
 from antiphon_server.served_model import ServedModel
 
 Event = GenerationStarted | Delta | OutputFinished | GenerationCompleted
+Listener = Callable[[Event], None]
 
 _END_GRACE_S: Final = 1.0
 """How long the engine may take to confirm an end before that is told without it."""
@@ -33,90 +32,8 @@ _BURST_ENTRIES: Final = 512
 _NANOS: Final = 1_000_000_000
 
 
-class Generator:
-    """Starts the generations of one model. Used from one event loop."""
-
-    def __init__(
-        self,
-        model: ServedModel,
-        *,
-        offload: Offload,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
-        tenancy: Tenancy | None = None,
-        max_unread_bytes: int = MAX_UNREAD_BYTES,
-    ) -> None:
-        """Sets what it works with.
-
-        Args:
-            model: What generates.
-            offload: Where work on large answers runs.
-            clock_ns: The monotonic clock.
-            tenancy: What keeps tenants apart; None: nobody has quotas.
-            max_unread_bytes: What may come of a request, about, before it is held for its reader.
-        """
-        self._max_unread_bytes = max_unread_bytes
-        self._model = model
-        self._tenancy = tenancy or unlimited_tenancy()
-        self._offload = offload
-        self._clock_ns = clock_ns
-        self.readiness: Final = EngineReadiness(model.engine)
-        self.admission: Final = Admission(
-            engine=model.engine,
-            max_queued_requests=model.limits.max_queued_requests,
-            clock_ns=clock_ns,
-        )
-
-    def check(self, tenant: str, *, deadline_ns: int | None) -> None:
-        """Checks that a request could start, before work is put into it. Raises like `start`."""
-        self.admission.check(deadline_ns=deadline_ns)
-        self._tenancy.quotas.check(tenant)
-
-    def start(self, spec: GenerationSpec) -> "Generation":
-        """Admits and submits a request; whoever gets its generation has to close that.
-
-        Raises:
-            AntiphonError: ENGINE_DOWN, OVERLOADED, QUOTA_EXCEEDED or TIMEOUT; the engine has not
-                seen it then. INTERNAL where it outlived too many.
-        """
-        with contextlib.ExitStack() as undo:
-            ticket = self._admit(spec)
-            undo.callback(ticket.release)
-            place = spec.place or self._tenancy.quotas.enter(spec.scope.tenant)
-            undo.callback(_leave, spec, place, 0)
-            place.reserve(
-                prompt_tokens=len(spec.prompt_ids),
-                output_tokens=spec.num_outputs * spec.config.stop.max_output_tokens,
-            )
-            stream = self._submit(spec)
-            undo.pop_all()
-        run = _Run(
-            stream=stream,
-            ticket=ticket,
-            place=place,
-            offload=self._offload,
-            clock_ns=self._clock_ns,
-        )
-        return Generation(spec, model=self._model, run=run)
-
-    def _admit(self, spec: GenerationSpec) -> Ticket:
-        endurance = spec.endurance
-        if endurance is not None and endurance.was_admitted:
-            return self.admission.admit_again()
-        outlives_engine = endurance is not None
-        return self.admission.admit(deadline_ns=spec.deadline_ns, outlives_engine=outlives_engine)
-
-    def _submit(self, spec: GenerationSpec) -> RequestStream:
-        scope = self._tenancy.scopes.engine_scope(spec.scope)
-        engine, request = self._model.engine, to_request(spec, scope)
-        if spec.endurance is None:
-            return engine.submit(request, max_unread_bytes=self._max_unread_bytes)
-        return EnduringStream(
-            request, engine=engine, readiness=self.readiness, endurance=spec.endurance
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
+class Run:
     """What a generation lives on."""
 
     stream: RequestStream
@@ -129,11 +46,11 @@ class _Run:
 class Generation:
     """One request that runs. Used from one event loop; its events are read by one task.
 
-    1. `events` ends with GenerationCompleted or raises, unless it is closed before.
+    1. `events` ends with GenerationCompleted or raises, unless it is closed before; so does `tell`.
     2. Once closed, nothing of it is left in the engine or in the counts, however it ended.
     """
 
-    def __init__(self, spec: GenerationSpec, *, model: ServedModel, run: _Run) -> None:
+    def __init__(self, spec: GenerationSpec, *, model: ServedModel, run: Run) -> None:
         """Takes over a submitted request."""
         self.outputs: Final = [OutputRecord(index=index) for index in range(spec.num_outputs)]
         self._spec = spec
@@ -146,6 +63,7 @@ class Generation:
         self._closed = False
         self._wait_until: float | None = None  # On the loop's clock.
         self._patience: asyncio.Timeout | None = None
+        self._tell_at_once: TakeTokens = take_nothing
         self._timers = list(self._start_timers())
 
     @property
@@ -187,16 +105,22 @@ class Generation:
                     for event in await self._begin():
                         yield event
                 for index, part in self._parts(news):
-                    for event in (
-                        await self._take_apart(index, part)
-                        if self._is_burst(index, part)
-                        else self._take(index, part)
-                    ):
+                    for event in await self._events_of(index, part):
                         yield event
             await self._settle()
             yield GenerationCompleted(usage=self.usage, timings=self.timings)
         finally:
             self.close()
+
+    async def tell(self, listener: Listener) -> None:
+        """Tells what happens, as it happens, in place of `events`.
+
+        A few new tokens are told without this task being woken, within the engine link's call.
+        """
+        self._tell_at_once = partial(self._take_at_once, listener)
+        async with aclosing(self.events()) as events:
+            async for event in events:
+                listener(event)
 
     def cancel(self) -> None:
         """Asks for an early end: unfinished outputs finish as CANCELLED. Idempotent; any time."""
@@ -230,7 +154,7 @@ class Generation:
         for timer in self._timers:
             timer.cancel()
         self._run.ticket.release()
-        _leave(self._spec, self._run.place, self.usage.prompt_tokens + self.usage.output_tokens)
+        leave(self._spec, self._run.place, self.usage.prompt_tokens + self.usage.output_tokens)
         self._run.stream.close()
         self._wait_at_most_until(asyncio.get_running_loop().time())
 
@@ -282,7 +206,7 @@ class Generation:
         if self._failure is None and not self._closed:
             try:
                 async with asyncio.timeout_at(self._wait_until) as self._patience:
-                    news = await self._run.stream.next()
+                    news = await self._run.stream.next(self._tell_at_once)
             except TimeoutError:
                 pass
             finally:
@@ -330,33 +254,41 @@ class Generation:
         events: list[Event] = [self._started()]
         if self._spec.resumed.token_ids:
             for part in self._spec.resumed.split(self._progress[0].max_take_tokens):
-                events += await self._take_apart(0, part)
+                events += await self._events_of(0, part)
         return events
 
-    def _is_burst(self, index: int, part: NewTokens) -> bool:
+    def _is_burst(self, index: int, num_tokens: int) -> bool:
         """Whether new tokens are so many that work on them would hold up others."""
-        num_entries = len(part.token_ids) * self._progress[index].entries_per_token
-        return num_entries > _BURST_ENTRIES and self._run.offload.has_room
+        return num_tokens * self._progress[index].entries_per_token > _BURST_ENTRIES
 
-    async def _take_apart(self, index: int, part: NewTokens) -> list[Delta | OutputFinished]:
-        """Returns the events that new tokens of an output make, worked out beside the event loop.
+    def _take_at_once(self, listener: Listener, news: RequestNews) -> bool:
+        """Tells of new tokens where that is quickly done and can't end an output."""
+        if self._failure is not None or self._closed:
+            return False
+        for index, new in news.outputs.items():
+            if self._progress[index].ends_by_text or self._is_burst(index, len(new.token_ids)):
+                return False
+        self._facts.note(news)
+        for index, new in news.outputs.items():
+            part = NewTokens(token_ids=new.token_ids, logprobs=new.logprobs)
+            if not self.outputs[index].finished:
+                for delta in self._progress[index].take(part):
+                    listener(delta)
+        return True
 
-        In place where that is not worth it.
-        """
-        if self.outputs[index].finished or not self._is_burst(index, part):
-            return self._take(index, part)
-        deltas = await self._run.offload.run(self._taking(index, part))
-        return self._with_end(index, deltas)
-
-    def _take(self, index: int, part: NewTokens) -> list[Delta | OutputFinished]:
-        """Returns the events that new tokens of an output make."""
+    async def _events_of(self, index: int, part: NewTokens) -> list[Delta | OutputFinished]:
+        """Returns what new tokens of an output make, its end behind them."""
         if self.outputs[index].finished:
             return []
-        if part.ended is None:
-            deltas = self._progress[index].take(part)
-        else:
-            deltas = self._taking(index, part)()
-        return self._with_end(index, deltas)
+        deltas = await self._deltas_of(index, part)
+        return [*deltas, self._end_of(index)] if self.outputs[index].finished else [*deltas]
+
+    async def _deltas_of(self, index: int, part: NewTokens) -> list[Delta]:
+        """Works bursts out beside the event loop, where there is room for that."""
+        take = self._taking(index, part)
+        if self._run.offload.has_room and self._is_burst(index, len(part.token_ids)):
+            return await self._run.offload.run(take)
+        return take()
 
     def _taking(self, index: int, part: NewTokens) -> Callable[[], list[Delta]]:
         progress = self._progress[index]
@@ -365,21 +297,16 @@ class Generation:
             return partial(progress.take_last, part, reason)
         return partial(progress.take, part)
 
-    def _with_end(self, index: int, deltas: list[Delta]) -> list[Delta | OutputFinished]:
-        """Adds the end of an output to its last deltas, if those are they."""
-        events: list[Delta | OutputFinished] = [*deltas]
+    def _end_of(self, index: int) -> OutputFinished:
+        """Returns the end of an output, and tells the engine where that does not know of it."""
         record = self.outputs[index]
-        if record.finished:
-            if index in self._unconfirmed:
-                self._run.stream.finish_output(index, len(record.token_ids))
-            events.append(
-                OutputFinished(
-                    output_index=index,
-                    finish_reason=record.finish_reason,
-                    stop_match=record.stop_match,
-                )
-            )
-        return events
+        if index in self._unconfirmed:
+            self._run.stream.finish_output(index, len(record.token_ids))
+        return OutputFinished(
+            output_index=index,
+            finish_reason=record.finish_reason,
+            stop_match=record.stop_match,
+        )
 
     async def _settle(self) -> None:
         """Gives the engine a moment to confirm ends that it was told of, for its own figures."""
@@ -391,7 +318,7 @@ class Generation:
                 pass
 
 
-def _leave(spec: GenerationSpec, place: Place, used_tokens: int) -> None:
+def leave(spec: GenerationSpec, place: Place, used_tokens: int) -> None:
     """Settles what was set aside, and gives a place back that is the request's own."""
     place.settle(used_tokens)
     if spec.place is None:

@@ -108,6 +108,11 @@ class OutputProgress:
         return 1 if self._config.top_logprobs is None else 2 + self._config.top_logprobs
 
     @property
+    def ends_by_text(self) -> bool:
+        """Whether tokens may end the output that end nothing for the engine."""
+        return bool(self._config.stop_strings)
+
+    @property
     def max_take_tokens(self) -> int:
         """How many tokens `take` may get at a time."""
         return max(1, MAX_DELTA_ENTRIES // self.entries_per_token)

@@ -8,8 +8,8 @@ from typing import Final
 from antiphon.v1.inference_pb2 import GenerateRequest
 
 from antiphon_engine.api.messages import Scope
-from antiphon_server.generation import Generator
 from antiphon_server.generation_spec import GenerationSpec
+from antiphon_server.generator import Generator
 from antiphon_server.offload import Offload
 from antiphon_server.prompt import render_prompt
 from antiphon_server.served_model import ServedModel

@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from antiphon_engine.api.errors import InvalidRequest
-from antiphon_server.generation import Generator
+from antiphon_server.generator import Generator
 from antiphon_server.offload import Offload
 from antiphon_server.request_preparation import RequestPreparation
 from antiphon_server.services.multiplex import MultiplexedStream, MultiplexLimits

@@ -9,7 +9,13 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from antiphon_engine.api.errors import AntiphonError
-from antiphon_engine.api.handle import MAX_UNREAD_BYTES, RequestNews, max_unread_tokens
+from antiphon_engine.api.handle import (
+    MAX_UNREAD_BYTES,
+    RequestNews,
+    TakeTokens,
+    max_unread_tokens,
+    take_nothing,
+)
 from antiphon_engine.api.messages import FinishReason, GenerationRequest, StopParams
 
 Script = Callable[[GenerationRequest, int], Iterable[int]]
@@ -93,17 +99,19 @@ class FakeRequest:
     def ended(self) -> bool:
         return self.error is not None or all(output.ended for output in self.outputs)
 
-    async def next(self) -> RequestNews:
-        while self.news is None:
+    async def next(self, take: TakeTokens = take_nothing) -> RequestNews:
+        while True:
+            if self.news is not None:
+                news, self.news = self.news, None
+                if self._is_full:
+                    self._is_full = False
+                    self._engine.soon(self._engine.go_on, self)
+                if not (_has_tokens_only(news) and take(news)):
+                    return news
             if self.error is not None:
                 raise self.error
             self._wake.clear()
             await self._wake.wait()
-        news, self.news = self.news, None
-        if self._is_full:
-            self._is_full = False
-            self._engine.soon(self._engine.go_on, self)
-        return news
 
     async def wait_ended(self) -> None:
         """Waits until the engine has nothing of it any more."""
@@ -149,6 +157,11 @@ class FakeRequest:
         if not self.ended:
             self.error = error
             self._wake.set()
+
+
+def _has_tokens_only(news: RequestNews) -> bool:
+    is_start = news.cached_prompt_tokens is not None
+    return not is_start and not any(output.ended for output in news.outputs.values())
 
 
 def _endless(script: Script, request: GenerationRequest, output_index: int) -> Iterator[int]:

@@ -8,9 +8,10 @@ from antiphon.v1.inference_pb2 import GenerationCompleted, OutputFinished
 from antiphon.v1.types_pb2 import Delta, GenerationConfig, GenerationStarted
 
 from antiphon_server.endurance import Endurance
-from antiphon_server.generation import Event, Generation, Generator
+from antiphon_server.generation import Event, Generation
 from antiphon_server.generation_output import NewTokens
 from antiphon_server.generation_spec import GenerationSpec
+from antiphon_server.generator import Generator
 from antiphon_server.offload import Offload
 from antiphon_server.served_model import ServedModel
 from antiphon_server.validation import resolve_config

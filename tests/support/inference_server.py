@@ -12,7 +12,7 @@ from antiphon.v1.inference_pb2 import GenerateRequest
 from google.rpc import error_details_pb2, status_pb2
 
 from antiphon_server.access.authentication import let_anyone_in
-from antiphon_server.generation import Generator
+from antiphon_server.generator import Generator
 from antiphon_server.interceptors import CallInterceptor
 from antiphon_server.long_calls import LongCalls
 from antiphon_server.offload import Offload

@@ -27,7 +27,7 @@ from antiphon.v1.types_pb2 import GenerationConfig, Item, StopConditions
 from antiphon_engine.api.errors import AntiphonError
 from antiphon_server.access.quota_limits import QuotaLimits
 from antiphon_server.access.tenancy import tenancy_of
-from antiphon_server.generation import Generator
+from antiphon_server.generator import Generator
 from antiphon_server.offload import Offload
 from antiphon_server.served_model import ServedModel
 from antiphon_server.services.converse import Conversation

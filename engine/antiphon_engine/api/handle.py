@@ -72,11 +72,26 @@ class RequestNews:
     """By output index; those without news are absent."""
 
 
+TakeTokens = Callable[[RequestNews], bool]
+"""Takes in news that hold tokens and neither a start nor an end, or leaves them as they are."""
+
+
+def take_nothing(news: RequestNews) -> bool:
+    """The TakeTokens of a reader that gets all there is from `next`."""
+    del news
+    return False
+
+
 class RequestStream(Protocol):
     """The news of one request. Used by one task at a time."""
 
-    async def next(self) -> RequestNews:
+    async def next(self, take: TakeTokens = take_nothing) -> RequestNews:
         """Waits until there is news and returns all of it.
+
+        Args:
+            take: Is offered new tokens while the wait lasts, as soon as they come and without a
+                task being woken; true: it has taken them in, and the wait goes on. What it raises
+                is raised here.
 
         Raises:
             AntiphonError: the request failed (NEVER_FITS, ENGINE_DOWN, INTERNAL, …); the last news.

@@ -243,7 +243,7 @@ class EngineLink:
         match message:
             case StepNews():
                 for request_id in deliver_step(message, self._streams):
-                    del self._streams[request_id]
+                    self._forget(request_id)
             case Answer():
                 self._take_answer(message)
             case RequestFailed():

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Callable, Mapping
 
 from antiphon_engine.api.errors import AntiphonError
-from antiphon_engine.api.handle import OutputNews, RequestNews
+from antiphon_engine.api.handle import OutputNews, RequestNews, TakeTokens, take_nothing
 from antiphon_engine.api.messages import (
     Cancel,
     FinishOutput,
@@ -39,6 +39,7 @@ class NewsStream:
         self._forget = forget
         self._news = RequestNews()
         self._has_news = False
+        self._has_tokens_only = True
         self._has_first_token = False
         self._error: AntiphonError | None = None
         self._cancelled = False
@@ -46,21 +47,22 @@ class NewsStream:
         self._full = False
         self._rests = False
         self._closed = False
-        # A bare future, since one is made for each token: events cost more.
+        self._take: TakeTokens = take_nothing
         self._arrival: asyncio.Future[None] | None = None
 
-    async def next(self) -> RequestNews:
+    async def next(self, take: TakeTokens = take_nothing) -> RequestNews:
         """See RequestStream."""
+        if self._has_news:
+            self._offer(take)
         if not self._has_news and self._error is None:
             assert self._num_open, "nothing comes after the last news"
             assert not self._closed, "a closed stream is read no more"
+            self._take = take
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival
         if self._has_news:
-            news, self._news, self._has_news = self._news, RequestNews(), False
-            if self._full:
-                self._full = False
-                self._go_on()
+            news = self._news
+            self._forget_news()
             return news
         assert self._error is not None
         raise self._error
@@ -104,7 +106,8 @@ class NewsStream:
         """Adds the news that the first step ran."""
         self._news.cached_prompt_tokens = cached_prompt_tokens
         self._news.first_step_ns = step_start_ns
-        self._announce()
+        self._has_news = True
+        self._has_tokens_only = False
 
     def add_token(self, output_index: int, token_id: int, end_ns: int) -> None:
         """Adds a token that came in the step that ended at `end_ns`."""
@@ -120,8 +123,7 @@ class NewsStream:
         if len(output.token_ids) >= self._max_unread_tokens and not self._full:
             self._full = True
             self._rest()
-        if not self._has_news:
-            self._announce()
+        self._has_news = True
 
     def end_output(self, ended: OutputEnded) -> bool:
         """Adds the end of an output and returns whether that was the last."""
@@ -130,8 +132,24 @@ class NewsStream:
         output.num_steps = ended.num_steps
         output.num_preemptions = ended.num_preemptions
         self._num_open -= 1
-        self._announce()
+        self._has_news = True
+        self._has_tokens_only = False
         return self._num_open == 0
+
+    def announce(self) -> None:
+        """Brings what a step added to the reader. Idempotent."""
+        arrival = self._arrival
+        if arrival is None or arrival.done():
+            return
+        try:
+            self._offer(self._take)
+        except Exception as error:
+            # It is the reader's own, and nothing to the other requests of the step.
+            self._arrival = None
+            arrival.set_exception(error)
+        else:
+            if self._has_news:
+                self._wake()
 
     def fail(self, error: AntiphonError) -> None:
         """Ends the stream with `error`, which is raised once the news so far are read."""
@@ -155,9 +173,19 @@ class NewsStream:
             self._rests = False
             self._send(Release(request_id=self._request_id))
 
-    def _announce(self) -> None:
-        self._has_news = True
-        self._wake()
+    def _offer(self, take: TakeTokens) -> None:
+        """Offers unread news to the reader, as it is to get them."""
+        if self._has_news and self._has_tokens_only and take(self._news):
+            self._forget_news()
+
+    def _forget_news(self) -> None:
+        """Makes room for the next news, as those so far are read."""
+        self._news = RequestNews()
+        self._has_news = False
+        self._has_tokens_only = True
+        if self._full:
+            self._full = False
+            self._go_on()
 
     def _wake(self) -> None:
         arrival, self._arrival = self._arrival, None
@@ -173,9 +201,11 @@ def deliver_step(step: StepNews, streams: Mapping[int, NewsStream]) -> list[int]
 
     News of requests that have no stream any more are dropped.
     """
+    told: list[NewsStream] = []
     for started in step.started:
         if stream := streams.get(started.request_id):
             stream.start(started.cached_prompt_tokens, started.step_start_ns)
+            told.append(stream)
     rows = zip(
         array("Q", step.request_ids),
         array("i", step.output_indices),
@@ -185,12 +215,17 @@ def deliver_step(step: StepNews, streams: Mapping[int, NewsStream]) -> list[int]
     for request_id, output_index, token_id in rows:
         if stream := streams.get(request_id):
             stream.add_token(output_index, token_id, step.end_ns)
+            told.append(stream)
     for logprobs in step.logprobs:
         if stream := streams.get(logprobs.request_id):
             stream.output(logprobs.output_index).logprobs.append(logprobs)
     done = []
     for ended in step.ended:
-        stream = streams.get(ended.request_id)
-        if stream is not None and stream.end_output(ended):
-            done.append(ended.request_id)
+        if stream := streams.get(ended.request_id):
+            told.append(stream)
+            if stream.end_output(ended):
+                done.append(ended.request_id)
+    # Only now is a step's news of each request whole.
+    for stream in told:
+        stream.announce()
     return done

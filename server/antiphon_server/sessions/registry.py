@@ -19,7 +19,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_server.access.tenancy import Tenancy, unlimited_tenancy
-from antiphon_server.generation import Generator
+from antiphon_server.generator import Generator
 from antiphon_server.offload import Offload
 from antiphon_server.served_model import ServedModel
 from antiphon_server.served_models import find_model

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from antiphon_server.access.tenancy import Tenancy, unlimited_tenancy
-from antiphon_server.generation import Generator
+from antiphon_server.generator import Generator
 from antiphon_server.offload import Offload
 from antiphon_server.served_model import ServedModel
 from antiphon_server.sessions.ended_logs import EndedLogs

@@ -3,7 +3,6 @@
 import asyncio
 from array import array
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from antiphon.v1.session_pb2 import TurnCompleted, TurnEvent
@@ -150,14 +149,16 @@ async def _follow(
     turn: LiveTurn, generation: Generation, checkpoints: Checkpoints, spec: GenerationSpec
 ) -> None:
     """Tells a turn's log of its generation, to the end. Raises AntiphonError: it failed."""
+
+    def tell(event: Event) -> None:
+        _tell(turn, event, spec)
+        checkpoints.note_progress()
+
     try:
         turn.follow(generation)
         # The engine works on the prompt while the acceptance is written.
         await turn.accepted
-        async with aclosing(generation.events()) as events:
-            async for event in events:
-                _tell(turn, event, spec)
-                checkpoints.note_progress()
+        await generation.tell(tell)
     except AntiphonError as error:
         if error.reason is ErrorReason.TIMEOUT:
             raise turn_timeout(turn.message.name) from error

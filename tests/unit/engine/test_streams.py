@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
-from antiphon_engine.api.handle import max_unread_tokens
+from antiphon_engine.api.handle import RequestNews, TakeTokens, max_unread_tokens
 from antiphon_engine.api.messages import (
     Cancel,
     FinishOutput,
@@ -216,6 +216,111 @@ async def test_a_request_that_its_reader_holds_rests_on_when_it_is_read() -> Non
 
     assert held == [Hold(request_id=1)]
     assert desk.sent == [Hold(request_id=1), Release(request_id=1)]
+
+
+class Taker:
+    """Takes in tokens up to a bound."""
+
+    def __init__(self, most: int = 1000) -> None:
+        self.offered: list[list[int]] = []
+        self.taken: list[int] = []
+        self._most = most
+
+    def __call__(self, news: RequestNews) -> bool:
+        token_ids = news.outputs[0].token_ids
+        self.offered.append(token_ids)
+        if len(self.taken) + len(token_ids) > self._most:
+            return False
+        self.taken += token_ids
+        return True
+
+
+def reading_of(stream: NewsStream, take: TakeTokens) -> "asyncio.Task[RequestNews]":
+    return asyncio.create_task(stream.next(take))
+
+
+async def test_tokens_are_offered_within_the_step_and_wake_nobody() -> None:
+    desk, taker = Desk(), Taker()
+    reading = reading_of(desk.open(1), taker)
+    await asyncio.sleep(0)
+
+    desk.step((1, 0, 5))
+    desk.step((1, 0, 6))
+
+    assert taker.taken == [5, 6]
+    await asyncio.sleep(0)
+    assert not reading.done()
+    desk.step((1, 0, 7), ended=[end(1)])
+    news = await reading
+    assert (news.outputs[0].token_ids, news.last_token_ns) == ([7], 130)
+    assert taker.taken == [5, 6]
+
+
+async def test_unread_tokens_are_offered_when_the_reader_comes() -> None:
+    desk, taker = Desk(), Taker()
+    stream = desk.open(1)
+    desk.step((1, 0, 5))
+    desk.step((1, 0, 6))
+
+    reading = reading_of(stream, taker)
+    await asyncio.sleep(0)
+
+    assert (taker.offered, reading.done()) == ([[5, 6]], False)
+    stream.fail(AntiphonError(ErrorReason.ENGINE_DOWN, "gone"))
+    with pytest.raises(AntiphonError, match="gone"):
+        await reading
+
+
+async def test_a_start_is_never_offered() -> None:
+    desk, taker = Desk(), Taker()
+    reading = reading_of(desk.open(1), taker)
+    await asyncio.sleep(0)
+
+    desk.step((1, 0, 5), started=[Started(request_id=1, cached_prompt_tokens=0, step_start_ns=77)])
+
+    assert (await reading).outputs[0].token_ids == [5]
+    assert not taker.offered
+
+
+async def test_what_is_not_taken_is_returned_with_what_comes_meanwhile() -> None:
+    desk, taker = Desk(), Taker(most=1)
+    reading = reading_of(desk.open(1), taker)
+    await asyncio.sleep(0)
+
+    desk.step((1, 0, 5))
+    desk.step((1, 0, 6))
+    desk.step((1, 0, 7))
+
+    assert (await reading).outputs[0].token_ids == [6, 7]
+    assert (taker.taken, taker.offered[1:]) == ([5], [[6, 7]])
+
+
+async def test_a_request_goes_on_as_its_tokens_are_taken() -> None:
+    desk = Desk()
+    reading_of(desk.open(1, max_unread_tokens=1), Taker())
+    await asyncio.sleep(0)
+
+    desk.step((1, 0, 5))
+
+    assert desk.sent == [Hold(request_id=1), Release(request_id=1)]
+
+
+async def test_a_reader_that_fails_fails_alone() -> None:
+    desk, taker = Desk(), Taker()
+
+    def fail(_: RequestNews) -> bool:
+        raise ZeroDivisionError
+
+    failing, reading = reading_of(desk.open(1), fail), reading_of(desk.open(2), taker)
+    await asyncio.sleep(0)
+
+    desk.step((1, 0, 5), (2, 0, 6))
+    desk.step((1, 0, 7), (2, 0, 8))
+
+    assert taker.taken == [6, 8]
+    with pytest.raises(ZeroDivisionError):
+        await failing
+    assert not reading.done()
 
 
 def test_what_may_be_unread_depends_on_what_comes_with_a_token() -> None:

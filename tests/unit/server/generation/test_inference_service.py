@@ -28,8 +28,9 @@ from antiphon.v1.types_pb2 import (
 )
 
 from antiphon_engine.api.handle import EngineState
-from antiphon_server.generation import Generation, Generator
+from antiphon_server.generation import Generation
 from antiphon_server.generation_spec import GenerationSpec
+from antiphon_server.generator import Generator
 from antiphon_server.offload import Offload
 from support.fake_engine import FACTS, FakeEngine, fixed_ids
 from support.generations import check_events, finish_of, text_of
