@@ -12,7 +12,11 @@ import numpy.typing as npt
 import xgrammar
 from tokenizers import Tokenizer
 
-from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
+from antiphon_engine.api.grammar import GrammarBackend
+from antiphon_engine.grammar.backends import Backends
+from antiphon_engine.grammar.base import GrammarBackend as EngineBackend
+from antiphon_engine.grammar.base import GrammarError
+from antiphon_engine.grammar.base import Matcher as EngineMatcher
 
 
 class Refusal(Exception):  # noqa: N818 - an answer, not an error
@@ -30,6 +34,9 @@ class Matcher(Protocol):
 
     def fault(self) -> str:
         """Why it can't go on; empty while it can."""
+
+    def end_ids(self) -> Sequence[int]:
+        """Bits of the mask any of which says that the output may end."""
 
 
 Start = Callable[[], Matcher]
@@ -49,6 +56,7 @@ class Vocabulary:
     """A byte-level tokenizer, as each library wants it."""
 
     def __init__(self, checkpoint: Path) -> None:
+        self.checkpoint = checkpoint
         config = json.loads((checkpoint / "config.json").read_text())
         path = checkpoint / "tokenizer.json"
         self.tokenizer = Tokenizer.from_file(str(path))
@@ -59,18 +67,19 @@ class Vocabulary:
             ends = json.loads(generation.read_text()).get("eos_token_id", ends)
         self.end_ids: Sequence[int] = ends if isinstance(ends, list) else [ends]
         ids = self.tokenizer.get_vocab(with_added_tokens=True)
-        texts = [""] * max(self.size, 1 + max(ids.values()))
+        # One more than the model has, as the engine's masks have a bit for the end.
+        texts = [""] * (self.size + 1)
         for text, token_id in ids.items():
             texts[token_id] = text
         self.xgrammar = xgrammar.TokenizerInfo(
             texts,
             xgrammar.VocabType.BYTE_LEVEL,
-            vocab_size=self.size,
+            vocab_size=self.size + 1,
             stop_token_ids=list(self.end_ids),
             add_prefix_space=False,
         )
         self.llguidance = llguidance.LLTokenizer(
-            path.read_text(encoding="utf-8"), n_vocab=self.size, eos_token=list(self.end_ids)
+            path.read_text(encoding="utf-8"), n_vocab=self.size + 1, eos_token=list(self.end_ids)
         )
 
     def encode(self, text: str) -> list[int]:
@@ -90,13 +99,14 @@ def compiler(candidate: Candidate, vocabulary: Vocabulary, max_blank: int) -> Co
         return lambda schema: _llguidance(
             vocabulary, llguidance.LLMatcher.grammar_from_json_schema(schema)
         )
+    return (_ours if candidate is Candidate.OURS else _xgrammar)(vocabulary, max_blank)
+
+
+def _xgrammar(vocabulary: Vocabulary, max_blank: int) -> Compile:
     first = xgrammar.GrammarCompiler(
         vocabulary.xgrammar, max_threads=1, cache_enabled=False, enable_dynamic_compilation=True
     )
-    return (_ours if candidate is Candidate.OURS else _xgrammar)(vocabulary, first, max_blank)
 
-
-def _xgrammar(_: Vocabulary, first: xgrammar.GrammarCompiler, max_blank: int) -> Compile:
     def compile_schema(schema: str) -> Start:
         try:
             compiled = first.compile_json_schema(
@@ -104,60 +114,46 @@ def _xgrammar(_: Vocabulary, first: xgrammar.GrammarCompiler, max_blank: int) ->
             )
         except (RuntimeError, ValueError) as error:
             raise Refusal(str(error)) from error
-        return lambda: _XgrammarMatcher(compiled)
+        return lambda: _XgrammarMatcher(compiled, vocabulary.end_ids)
 
     return compile_schema
 
 
-def _ours(vocabulary: Vocabulary, first: xgrammar.GrammarCompiler, max_blank: int) -> Compile:
+def _ours(vocabulary: Vocabulary, max_blank: int) -> Compile:
     from antiphon_server.constraints.json_schema import PlanLimits, plan_schema
     from antiphon_server.constraints.refusals import (
         ConstraintTooComplexError,
         UnsupportedConstraintError,
     )
 
+    backends = Backends.load(vocabulary.checkpoint, vocabulary_size=vocabulary.size)
+    for name in GrammarBackend:
+        # Built once in a process that lasts: no schema pays for it.
+        assert backends[name]
+
     def compile_schema(schema: str) -> Start:
         try:
             grammar = plan_schema(schema, max_blank=max_blank, limits=PlanLimits())
-        except (ConstraintTooComplexError, UnsupportedConstraintError) as error:
+            compiled = backends.compile(grammar)
+        except (ConstraintTooComplexError, GrammarError, UnsupportedConstraintError) as error:
             raise Refusal(str(error)) from error
-        return _compile(vocabulary, first, grammar)
+        return lambda: _EngineMatcher(
+            backends[grammar.backend], compiled.matcher(), vocabulary.size
+        )
 
     return compile_schema
-
-
-def _compile(vocabulary: Vocabulary, first: xgrammar.GrammarCompiler, grammar: Grammar) -> Start:
-    text = grammar.text
-    if grammar.backend is GrammarBackend.LLGUIDANCE:
-        compiled = (
-            llguidance.LLMatcher.grammar_from_lark(text)
-            if grammar.kind is GrammarKind.LARK
-            else llguidance.LLMatcher.grammar_from_json_schema(text)
-        )
-        return _llguidance(vocabulary, compiled)
-    if grammar.kind is GrammarKind.EBNF:
-        written = first.compile_grammar(text)
-        return lambda: _XgrammarMatcher(written)
-    blanks = grammar.max_blank
-    converted = first.compile_json_schema(
-        text,
-        any_whitespace=blanks > 0,
-        separators=None if blanks else (",", ":"),
-        max_whitespace_cnt=blanks or None,
-        strict_mode=False,
-    )
-    return lambda: _XgrammarMatcher(converted)
 
 
 def _llguidance(vocabulary: Vocabulary, grammar: str) -> Start:
     matcher = llguidance.LLMatcher(vocabulary.llguidance, grammar, log_level=0)
     if matcher.is_error():
         raise Refusal(matcher.get_error())
-    return lambda: _LlguidanceMatcher(matcher.deep_copy())
+    return lambda: _LlguidanceMatcher(matcher.deep_copy(), vocabulary.end_ids)
 
 
 class _XgrammarMatcher:
-    def __init__(self, compiled: xgrammar.CompiledGrammar) -> None:
+    def __init__(self, compiled: xgrammar.CompiledGrammar, end_ids: Sequence[int]) -> None:
+        self._end_ids = end_ids
         self._matcher = xgrammar.GrammarMatcher(compiled)
 
     def fill(self, mask: npt.NDArray[np.int32]) -> None:
@@ -170,9 +166,13 @@ class _XgrammarMatcher:
     def fault(self) -> str:
         return ""
 
+    def end_ids(self) -> Sequence[int]:
+        return self._end_ids
+
 
 class _LlguidanceMatcher:
-    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, end_ids: Sequence[int]) -> None:
+        self._end_ids = end_ids
         self._matcher = matcher
 
     def fill(self, mask: npt.NDArray[np.int32]) -> None:
@@ -183,3 +183,32 @@ class _LlguidanceMatcher:
 
     def fault(self) -> str:
         return str(self._matcher.get_error()) if self._matcher.is_error() else ""
+
+    def end_ids(self) -> Sequence[int]:
+        return self._end_ids
+
+
+class _EngineMatcher:
+    """One of the engine's, whose masks have a bit for the end behind the vocabulary's."""
+
+    def __init__(self, backend: EngineBackend, matcher: EngineMatcher, end_id: int) -> None:
+        self._backend = backend
+        self._matcher = matcher
+        self._end_id = end_id
+        self._fault: GrammarError | None = None
+
+    def fill(self, mask: npt.NDArray[np.int32]) -> None:
+        (self._fault,) = self._backend.fill([self._matcher], mask, [0])
+
+    def accept(self, token_id: int) -> bool:
+        try:
+            self._matcher.accept(token_id)
+        except GrammarError as error:
+            self._fault = error
+        return self._fault is None
+
+    def fault(self) -> str:
+        return str(self._fault or "")
+
+    def end_ids(self) -> Sequence[int]:
+        return (self._end_id,)

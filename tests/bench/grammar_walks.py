@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from antiphon_engine.grammar.base import mask_words
 from bench.grammar_cases import Case, Instance
 from bench.grammar_matchers import Compile, Matcher, Refusal, Start, Vocabulary
 from bench.grammar_spellings import odd_texts, valid_texts
@@ -46,7 +47,7 @@ class Walker:
     def __init__(self, vocabulary: Vocabulary, compile_schema: Compile) -> None:
         self._vocabulary = vocabulary
         self._compile = compile_schema
-        self._mask = np.zeros((1, (vocabulary.size + 31) // 32), dtype=np.int32)
+        self._mask = np.zeros((1, mask_words(vocabulary.size)), dtype=np.int32)
 
     def walk(self, case: Case) -> Verdict:
         """Returns what the candidate makes of a case."""
@@ -93,7 +94,7 @@ class Walker:
                     f"the mask allows token {token_id} and the matcher doesn't: {matcher.fault()}"
                 )
         self._fill(matcher, mask_ns)
-        may_end = any(row[end >> 5] >> (end & 31) & 1 for end in self._vocabulary.end_ids)
+        may_end = any(row[end >> 5] >> (end & 31) & 1 for end in matcher.end_ids())
         return None if may_end else len(text)
 
     def _fill(self, matcher: Matcher, mask_ns: list[int]) -> None:
