@@ -8,7 +8,8 @@ from antiphon.v1.types_pb2 import Delta, FinishReason, OutputChannel, StopMatch
 
 from antiphon_engine.api import messages
 from antiphon_server.convert import FINISH_REASONS, to_position_logprobs
-from antiphon_server.text.output_text import OutputText, Piece, StopHit
+from antiphon_server.text.output_channels import Channel
+from antiphon_server.text.output_text import OutputText, Piece, StopHit, join_pieces
 from antiphon_server.text.tokenizer import Tokenizer
 from antiphon_server.validation import ResolvedConfig
 
@@ -16,7 +17,11 @@ MAX_DELTA_ENTRIES: Final = 4096
 """Tokens and log-probabilities in a delta: keeps it far below a message's bound."""
 
 # The generated enumerations look their values up by name each time.
-_CONTENT: Final = OutputChannel.OUTPUT_CHANNEL_CONTENT
+_CHANNELS: Final = {
+    Channel.CONTENT: OutputChannel.OUTPUT_CHANNEL_CONTENT,
+    Channel.REASONING: OutputChannel.OUTPUT_CHANNEL_REASONING,
+    Channel.TOOL_CALL: OutputChannel.OUTPUT_CHANNEL_TOOL_CALL,
+}
 _UNFINISHED: Final = FinishReason.FINISH_REASON_UNSPECIFIED
 
 _SHOWN_ON_REQUEST: Final = frozenset({messages.FinishReason.END_ID, messages.FinishReason.STOP_ID})
@@ -38,11 +43,24 @@ class OutputRecord:
     finish_reason: "FinishReason.ValueType" = _UNFINISHED
     stop_match: StopMatch | None = None
     pieces: list[str] = field(default_factory=list)
+    reasoning_pieces: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        """What was delivered of its text."""
+        """What was delivered of its answer."""
         return "".join(self.pieces)
+
+    @property
+    def reasoning(self) -> str:
+        """What was delivered of its thinking."""
+        return "".join(self.reasoning_pieces)
+
+    def take(self, piece: Piece) -> None:
+        """Adds what is delivered now."""
+        if piece.channel is Channel.REASONING:
+            self.reasoning_pieces.append(piece.text)
+        elif piece.channel is Channel.CONTENT and piece.text:
+            self.pieces.append(piece.text)
 
     @property
     def finished(self) -> bool:
@@ -131,28 +149,28 @@ class OutputProgress:
             self._unreported_ids.extend(new.token_ids)
             self._unreported_logprobs.extend(new.logprobs)
         hides_last = ended in _SHOWN_ON_REQUEST and not self._config.show_special_tokens
-        piece = self._text.push(new.token_ids[:-1] if hides_last else new.token_ids)
-        if piece.stop is None and ended is not None:
-            last = self._text.finish(hidden_last=hides_last)
-            piece = replace(
-                last, text=piece.text + last.text, num_tokens=piece.num_tokens + last.num_tokens
-            )
-        if piece.stop is not None:
-            self._end_by_text(piece.stop)
+        pieces = self._text.push(new.token_ids[:-1] if hides_last else new.token_ids)
+        stop = pieces[-1].stop
+        if stop is None and ended is not None:
+            pieces = join_pieces([*pieces, *self._text.finish(hidden_last=hides_last)])
+            stop = pieces[-1].stop
+        if stop is not None:
+            self._end_by_text(stop)
         elif ended is not None:
             self._end(ended)
-        return self._report(piece)
+        return self._report(pieces)
 
     def take_last(self, new: NewTokens, reason: "FinishReason.ValueType") -> list[Delta]:
         """Like `take` for the tokens, after which the output ends for a reason of ours."""
         deltas = self.take(replace(new, ended=None))
         if not self._record.finished:
-            piece = self._text.finish()
-            if piece.stop is not None:
-                self._end_by_text(piece.stop)
+            pieces = self._text.finish()
+            stop = pieces[-1].stop
+            if stop is not None:
+                self._end_by_text(stop)
             else:
                 self._record.finish_reason = reason
-            deltas += self._report(piece)
+            deltas += self._report(pieces)
         return deltas
 
     def _end_by_text(self, stop: StopHit) -> None:
@@ -182,26 +200,32 @@ class OutputProgress:
         if ended in _SHOWN_ON_REQUEST:
             record.stop_match = StopMatch(token_id=record.token_ids[-1])
 
-    def _report(self, piece: Piece) -> list[Delta]:
+    def _report(self, pieces: Sequence[Piece]) -> list[Delta]:
         """Returns deltas with new text, and the tokens whose text is out by now."""
-        record, deltas = self._record, []
-        if piece.text:
-            record.pieces.append(piece.text)
-        if not self._reports_tokens:
-            return [self._delta(piece.text)] if piece.text else []
-        self._num_told += piece.num_tokens
-        assert not record.finished or self._num_told == len(self._unreported_ids)
-        # A delta is bounded, so the first of many tokens go ahead of the text.
-        while self._num_told > self.max_take_tokens:
-            deltas.append(self._with_tokens(self._delta(""), self.max_take_tokens))
-        if piece.text or (record.finished and self._num_told):
-            deltas.append(self._with_tokens(self._delta(piece.text), self._num_told))
+        deltas: list[Delta] = []
+        for piece in pieces:
+            self._record.take(piece)
+            if self._reports_tokens:
+                deltas += self._with_its_tokens(piece, is_last=piece is pieces[-1])
+            elif piece.text:
+                deltas.append(self._delta(piece, piece.text))
         return deltas
 
-    def _delta(self, text: str) -> Delta:
+    def _with_its_tokens(self, piece: Piece, *, is_last: bool) -> Iterator[Delta]:
+        """Yields a piece, and the tokens up to its end: those of several deltas where many."""
+        self._num_told += piece.num_tokens
+        ends_here = is_last and self._record.finished
+        assert not ends_here or self._num_told == len(self._unreported_ids)
+        # A delta is bounded, so the first of many tokens go ahead of the text.
+        while self._num_told > self.max_take_tokens:
+            yield self._with_tokens(self._delta(piece, ""), self.max_take_tokens)
+        if piece.text or (ends_here and self._num_told):
+            yield self._with_tokens(self._delta(piece, piece.text), self._num_told)
+
+    def _delta(self, piece: Piece, text: str) -> Delta:
         return Delta(
             output_index=self._record.index,
-            channel=_CONTENT,
+            channel=_CHANNELS[piece.channel],
             text=text,
         )
 

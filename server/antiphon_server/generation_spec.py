@@ -12,7 +12,7 @@ from antiphon_server.endurance import Endurance
 from antiphon_server.generation_output import NewTokens, OutputProgress, OutputRecord
 from antiphon_server.retention import RetentionHint
 from antiphon_server.served_model import ServedModel
-from antiphon_server.text.output_text import OutputText
+from antiphon_server.text.output_text import OutputText, TextSpec
 from antiphon_server.validation import ResolvedConfig
 
 PROMPT_TAIL_TOKENS: Final = 64
@@ -66,11 +66,15 @@ def to_request(spec: GenerationSpec, scope: messages.Scope) -> messages.Generati
 def new_progress(record: OutputRecord, spec: GenerationSpec, model: ServedModel) -> OutputProgress:
     """Returns what turns an output's tokens into text."""
     config = spec.config
-    text = OutputText(
-        model.tokenizer,
+    text = TextSpec(
         prompt_tail=spec.prompt_ids[-PROMPT_TAIL_TOKENS:],
         stop_strings=config.stop_strings,
         include_stop_string=config.include_stop_string,
         show_special_tokens=config.show_special_tokens,
     )
-    return OutputProgress(record, text=text, tokenizer=model.tokenizer, config=config)
+    return OutputProgress(
+        record,
+        text=OutputText(model.tokenizer, text),
+        tokenizer=model.tokenizer,
+        config=config,
+    )

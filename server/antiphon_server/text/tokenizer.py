@@ -106,10 +106,23 @@ class Tokenizer:
         return detokenizer.push(token_ids) + detokenizer.finish()
 
     def detokenizer(
-        self, *, hide_special_tokens: bool, prompt_tail: Sequence[int] = ()
+        self,
+        *,
+        hide_special_tokens: bool,
+        prompt_tail: Sequence[int] = (),
+        never_hidden: Sequence[str] = (),
     ) -> Detokenizer:
-        """A decoder for a text that comes in pieces and continues what `prompt_tail` ends."""
+        """A decoder for a text that comes in pieces and continues what `prompt_tail` ends.
+
+        Args:
+            hide_special_tokens: Whether special tokens show nothing.
+            prompt_tail: The last ids of what the text continues.
+            never_hidden: Texts of special tokens that show all the same.
+        """
         hidden_ids = self.special_ids if hide_special_tokens else frozenset()
+        if hidden_ids and never_hidden:
+            known = self.control_tokens.by_text
+            hidden_ids -= {known[text].token_id for text in never_hidden if text in known}
         shows = (i not in hidden_ids and self.token_bytes(i) != b"" for i in prompt_tail)
         return Detokenizer(self._decoding, hidden_ids=hidden_ids, begins_text=not any(shows))
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon_server.sessions.answers import Answer, AnswerPart
-from antiphon_server.text.output_text import OutputText
+from antiphon_server.text.output_text import OutputText, TextSpec
 from antiphon_server.text.tokenizer import Tokenizer
 from support.tiny_tokenizers import save_byte_fallback_tokenizer, save_byte_level_tokenizer
 
@@ -23,15 +23,9 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory) -> Tokenizer:
 
 def told(tokenizer: Tokenizer, prompt: Sequence[int], token_ids: Sequence[int]) -> str:
     """What is told of ids that were generated behind a prompt."""
-    text = OutputText(
-        tokenizer,
-        prompt_tail=prompt[-64:],
-        stop_strings=[STOP],
-        include_stop_string=False,
-        show_special_tokens=False,
-    )
-    piece = text.push(token_ids)
-    return piece.text if piece.stop else piece.text + text.finish().text
+    text = OutputText(tokenizer, TextSpec(prompt_tail=prompt[-64:], stop_strings=[STOP]))
+    (piece,) = text.push(token_ids)
+    return piece.text if piece.stop else piece.text + text.finish()[0].text
 
 
 def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:

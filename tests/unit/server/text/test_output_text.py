@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon_server.text.detokenizer import MAX_HELD_RUN_BYTES
-from antiphon_server.text.output_text import OutputText, Piece
+from antiphon_server.text.output_text import OutputText, Piece, TextSpec
 
 TEXTS = (
     "crème brûlée, déjà",
@@ -20,13 +20,13 @@ TEXTS = (
 
 
 def _output(pair, *, stops=(), include=False, show=False, prompt=()) -> OutputText:
-    return OutputText(
-        pair.ours,
+    spec = TextSpec(
         prompt_tail=prompt,
         stop_strings=stops,
         include_stop_string=include,
         show_special_tokens=show,
     )
+    return OutputText(pair.ours, spec)
 
 
 def _read(output: OutputText, ids, cuts=(1,)) -> list[Piece]:
@@ -34,11 +34,11 @@ def _read(output: OutputText, ids, cuts=(1,)) -> list[Piece]:
     pieces, position, turn = [], 0, 0
     while position < len(ids):
         size = cuts[turn % len(cuts)]
-        pieces.append(output.push(ids[position : position + size]))
+        pieces += output.push(ids[position : position + size])
         position, turn = position + size, turn + 1
         if pieces[-1].stop:
             return pieces
-    return [*pieces, output.finish()]
+    return [*pieces, *output.finish()]
 
 
 def _text(pieces) -> str:
@@ -97,7 +97,7 @@ def test_a_long_run_of_bytes_is_shown_before_it_ends(byte_fallback):
     ids = byte_fallback.ours.plain.encode_after_text(text)
     output = _output(byte_fallback)
 
-    pieces = [output.push([i]) for i in ids]
+    pieces = [piece for i in ids for piece in output.push([i])]
 
     assert _text(pieces) == text
     assert pieces[MAX_HELD_RUN_BYTES - 1].text == text[: MAX_HELD_RUN_BYTES // 3]
@@ -138,11 +138,11 @@ def test_an_end_token_that_is_not_pushed_is_told_with_the_last_piece(pair):
     ids = _ids(pair, "so be it")
     output = _output(pair)
 
-    told = output.push(ids).num_tokens
-    last = output.finish(hidden_last=True)
+    (told,) = output.push(ids)
+    (last,) = output.finish(hidden_last=True)
 
     assert last.text == ""
-    assert told + last.num_tokens == len(ids) + 1
+    assert told.num_tokens + last.num_tokens == len(ids) + 1
 
 
 def test_tokens_without_text_are_told_with_the_next_text(byte_level):
@@ -150,8 +150,8 @@ def test_tokens_without_text_are_told_with_the_next_text(byte_level):
     ids = _ids(byte_level, "東")
     output = _output(byte_level)
 
-    pieces = [output.push([hidden]), *(output.push([i]) for i in ids), output.push([hidden])]
-    last = output.finish()
+    pieces = [piece for i in [hidden, *ids, hidden] for piece in output.push([i])]
+    (last,) = output.finish()
 
     assert [piece.num_tokens for piece in pieces] == [0] * len(ids) + [1 + len(ids), 0]
     assert (last.text, last.num_tokens) == ("", 1)
@@ -246,8 +246,8 @@ def test_what_is_held_back_comes_out_at_the_end(pair, text, stops, hidden_last):
     ids = _ids(pair, text)
     output = _output(pair, stops=stops)
 
-    before = [output.push([i]) for i in ids]
-    last = output.finish(hidden_last=hidden_last)
+    before = [piece for i in ids for piece in output.push([i])]
+    (last,) = output.finish(hidden_last=hidden_last)
 
     assert _text(before) + last.text == text
     assert last.text != ""
@@ -257,8 +257,8 @@ def test_what_is_held_back_comes_out_at_the_end(pair, text, stops, hidden_last):
 def test_only_the_beginning_of_a_stop_string_is_held_back(byte_level):
     output = _output(byte_level, stops=["DREI"])
 
-    first = output.push(_ids(byte_level, "EINS D"))
-    second = output.push(_ids(byte_level, "ZWEI"))
+    (first,) = output.push(_ids(byte_level, "EINS D"))
+    (second,) = output.push(_ids(byte_level, "ZWEI"))
 
     assert first.text == "EINS "
     assert second.text == "DZWEI"
