@@ -1,0 +1,236 @@
+"""Regular languages as values. Equal values are equal languages; the reverse isn't promised."""
+
+import enum
+from collections.abc import Iterable
+from typing import Final
+
+from antiphon_server.constraints.languages import charsets
+from antiphon_server.constraints.languages.charsets import CharSet
+
+
+class Kind(enum.Enum):
+    """How a language is put together."""
+
+    CHARS = "chars"
+    """One character of a set."""
+    SEQUENCE = "sequence"
+    """The parts in a row; none: the empty text."""
+    CHOICE = "choice"
+    """Any of the parts; none: no text at all."""
+    BOTH = "both"
+    """All of the parts."""
+    COMPLEMENT = "complement"
+    """Every text that the part doesn't have."""
+    REPEAT = "repeat"
+    """The part between `low` and `high` times."""
+
+
+class Term:
+    """A regular language. Made by the functions below, which simplify."""
+
+    __slots__ = (
+        "_hash",
+        "_unordered",
+        "chars",
+        "high",
+        "is_plain",
+        "kind",
+        "low",
+        "nullable",
+        "parts",
+    )
+
+    def __init__(
+        self,
+        kind: Kind,
+        parts: tuple["Term", ...] = (),
+        *,
+        chars: CharSet = (),
+        low: int = 0,
+        high: int | None = None,
+    ) -> None:
+        self.kind = kind
+        self.parts = parts
+        self.chars = chars
+        self.low = low
+        self.high = high
+        self.nullable = _nullable(kind, parts, low)
+        self.is_plain = kind not in (Kind.BOTH, Kind.COMPLEMENT) and all(
+            part.is_plain for part in parts
+        )
+        self._unordered = frozenset(parts) if kind in (Kind.CHOICE, Kind.BOTH) else None
+        self._hash = hash((kind, self._unordered or parts, chars, low, high))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Term) or self._hash != other._hash or self.kind != other.kind:
+            return False
+        if (self.chars, self.low, self.high) != (other.chars, other.low, other.high):
+            return False
+        if self._unordered is not None:
+            return self._unordered == other._unordered
+        return self.parts == other.parts
+
+
+def _nullable(kind: Kind, parts: tuple[Term, ...], low: int) -> bool:
+    match kind:
+        case Kind.CHARS:
+            return False
+        case Kind.CHOICE:
+            return any(part.nullable for part in parts)
+        case Kind.COMPLEMENT:
+            return not parts[0].nullable
+        case Kind.REPEAT:
+            return low == 0 or parts[0].nullable
+        case _:
+            return all(part.nullable for part in parts)
+
+
+NOTHING: Final = Term(Kind.CHOICE)
+"""No text."""
+EMPTY: Final = Term(Kind.SEQUENCE)
+"""The empty text."""
+ANY_CHAR: Final = Term(Kind.CHARS, chars=charsets.ALL)
+ANY_TEXT: Final = Term(Kind.REPEAT, (ANY_CHAR,))
+
+
+def one_of(chars: CharSet) -> Term:
+    """Returns the texts of one character of the set."""
+    return Term(Kind.CHARS, chars=chars) if chars else NOTHING
+
+
+def literal(text: str) -> Term:
+    """Returns the language of one text; of a lone surrogate, which can't be written: NOTHING."""
+    return sequence(*(one_of(charsets.charset_of(character)) for character in text))
+
+
+def literals(texts: Iterable[str]) -> Term:
+    """Returns the language of some texts, common beginnings shared."""
+    by_first: dict[str, list[str]] = {}
+    has_empty = False
+    for text in sorted(set(texts)):
+        if text:
+            by_first.setdefault(text[0], []).append(text)
+        else:
+            has_empty = True
+    branches = [EMPTY] if has_empty else []
+    for group in by_first.values():
+        shared = _shared_beginning(group[0], group[-1])
+        if len(group) == 1:
+            branches.append(literal(shared))
+        else:
+            branches.append(
+                sequence(literal(shared), literals(text[len(shared) :] for text in group))
+            )
+    return choice(*branches)
+
+
+def sequence(*parts: Term) -> Term:
+    """Returns the texts that are made of one text of each part, in order."""
+    flat: list[Term] = []
+    for part in parts:
+        if part == NOTHING:
+            return NOTHING
+        if part.kind is Kind.SEQUENCE:
+            flat.extend(part.parts)
+        else:
+            flat.append(part)
+    return flat[0] if len(flat) == 1 else Term(Kind.SEQUENCE, tuple(flat))
+
+
+def choice(*parts: Term) -> Term:
+    """Returns the texts of any of the parts."""
+    flat: dict[Term, None] = {}
+    chars: list[CharSet] = []
+    for part in parts:
+        for each in part.parts if part.kind is Kind.CHOICE else (part,):
+            if each == ANY_TEXT:
+                return ANY_TEXT
+            if each.kind is Kind.CHARS:
+                chars.append(each.chars)
+            else:
+                flat[each] = None
+    if chars:
+        flat[one_of(charsets.union(*chars))] = None
+    if len(flat) == 1:
+        return next(iter(flat))
+    return Term(Kind.CHOICE, tuple(flat)) if flat else NOTHING
+
+
+def both(*parts: Term) -> Term:
+    """Returns the texts that are in all of the parts."""
+    flat: dict[Term, None] = {}
+    for part in parts:
+        for each in part.parts if part.kind is Kind.BOTH else (part,):
+            if each != ANY_TEXT:
+                flat[each] = None
+    if NOTHING in flat:
+        return NOTHING
+    if EMPTY in flat:
+        return EMPTY if all(each.nullable for each in flat) else NOTHING
+    if any(complement(each) in flat for each in flat):
+        return NOTHING
+    if len(flat) == 1:
+        return next(iter(flat))
+    if flat and all(each.kind is Kind.CHARS for each in flat):
+        return one_of(_common_chars(flat))
+    return Term(Kind.BOTH, tuple(flat)) if flat else ANY_TEXT
+
+
+def complement(part: Term) -> Term:
+    """Returns the texts that are not in the part."""
+    if part.kind is Kind.COMPLEMENT:
+        return part.parts[0]
+    if part == NOTHING:
+        return ANY_TEXT
+    if part == ANY_TEXT:
+        return NOTHING
+    return Term(Kind.COMPLEMENT, (part,))
+
+
+def repeat(part: Term, low: int, high: int | None) -> Term:
+    """Returns the texts made of `low` to `high` texts of the part, in a row; None: any number."""
+    if part.nullable:
+        low = 0
+    if high == 0 or part == EMPTY:
+        return EMPTY
+    if part == NOTHING:
+        return EMPTY if low == 0 else NOTHING
+    if low == 1 and high == 1:
+        return part
+    if part.kind is Kind.REPEAT and part.low == 0 and part.high is None and low <= 1:
+        return part
+    return Term(Kind.REPEAT, (part,), low=low, high=high)
+
+
+def optional(part: Term) -> Term:
+    """Returns the texts of the part, and the empty one."""
+    return repeat(part, 0, 1)
+
+
+def containing(part: Term) -> Term:
+    """Returns the texts that have a text of the part somewhere."""
+    return sequence(ANY_TEXT, part, ANY_TEXT)
+
+
+def of_length(low: int, high: int | None) -> Term:
+    """Returns the texts of `low` to `high` characters."""
+    return repeat(ANY_CHAR, low, high)
+
+
+def _common_chars(terms: Iterable[Term]) -> CharSet:
+    common = charsets.ALL
+    for term in terms:
+        common = charsets.intersection(common, term.chars)
+    return common
+
+
+def _shared_beginning(one: str, other: str) -> str:
+    num_shared = 0
+    while num_shared < min(len(one), len(other)) and one[num_shared] == other[num_shared]:
+        num_shared += 1
+    return one[:num_shared]
