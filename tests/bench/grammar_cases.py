@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
-from bench.grammar_spellings import Json, Spelling, write
+from support.json_spellings import Json, Spelling, write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import numpy as np
 from antiphon_engine.grammar.base import mask_words
 from bench.grammar_cases import Case, Instance
 from bench.grammar_matchers import Compile, Matcher, Refusal, Start, Vocabulary
-from bench.grammar_spellings import odd_texts, valid_texts
+from support.json_spellings import odd_texts, valid_texts
 
 STOP = " ⟂ "
 """Where a text was stopped."""

@@ -1,0 +1,70 @@
+"""Looks for a value that a schema forbids and its grammar produces, or the other way round."""
+
+import random
+from collections.abc import Iterator
+
+from antiphon_engine.api.grammar import Grammar
+from antiphon_engine.grammar.base import GrammarError
+from antiphon_server.constraints.json_schema import PlanLimits, plan_schema
+from antiphon_server.constraints.refusals import (
+    ConstraintTooComplexError,
+    UnsupportedConstraintError,
+)
+from support.grammar_texts import Texts
+from support.json_spellings import Json, Spelling, odd_texts, valid_texts, write
+from support.random_schemas import ValueMaker, nearly
+from support.schema_oracle import SchemaOracle
+
+_NUM_VALUES = 6
+_NUM_WALKS = 4
+_MAX_BYTES = 400
+
+
+class Refused(Exception):  # noqa: N818 - an answer
+    """The schema is not taken, so there is nothing to attack."""
+
+
+def grammar_of(schema: Json) -> tuple[Grammar, Texts]:
+    """Returns what the pipeline makes of a schema.
+
+    Raises:
+        Refused: It doesn't take it, and says where.
+    """
+    try:
+        grammar = plan_schema(write(schema, Spelling()), max_blank=2, limits=PlanLimits())
+        return grammar, Texts(grammar)
+    except UnsupportedConstraintError as refusal:
+        raise Refused(refusal.message) from refusal
+    except (ConstraintTooComplexError, GrammarError) as refusal:
+        raise Refused(str(refusal)) from refusal
+
+
+def wrong_values(schema: Json, chooser: random.Random) -> Iterator[str]:
+    """Yields what is wrong about values that are likely to satisfy a schema, or nearly do."""
+    _, texts = grammar_of(schema)
+    oracle, values = SchemaOracle(schema), ValueMaker(chooser, schema)
+    for _ in range(_NUM_VALUES):
+        value = values.make()
+        for each in (value, nearly(chooser, value)):
+            written = valid_texts(each, schema)
+            if oracle.accepts(each):
+                if not any(map(texts.has, written)):
+                    yield f"{written[0]} is valid and not producible"
+                continue
+            for text in (*written, *odd_texts(each, schema)):
+                if texts.has(text):
+                    yield f"{text} is invalid and producible"
+
+
+def wrong_drawings(schema: Json, chooser: random.Random) -> Iterator[str]:
+    """Yields what is wrong about texts drawn from the grammar."""
+    _, texts = grammar_of(schema)
+    oracle = SchemaOracle(schema)
+    for _ in range(_NUM_WALKS):
+        try:
+            drawn = texts.draw(chooser, max_bytes=_MAX_BYTES)
+        except (AssertionError, GrammarError) as error:
+            yield str(error)
+            continue
+        if drawn is not None and not oracle.accepts_text(drawn):
+            yield f"{drawn} is invalid and was drawn"
