@@ -12,7 +12,8 @@ KILLS ?= 2000
 CLIENTS ?= 6
 RUNS ?= 100000
 COUNT ?= 10000
-PIP_INSTALL = $(BIN)/pip install --disable-pip-version-check -c $(CONSTRAINTS)
+# Bytecode of the thousands of files that nothing imports would take longer than the downloads.
+PIP_INSTALL = $(BIN)/pip install --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
 
 .PHONY: help setup native serve check check-protos format test stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-grammar bench-policies bench-sessions bench-tenants clean
 .DEFAULT_GOAL := help
@@ -22,11 +23,13 @@ PIP_INSTALL = $(BIN)/pip install --disable-pip-version-check -c $(CONSTRAINTS)
 help:            ## Lists the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 22
 
-setup: $(VENV)/.dev $(VENV)/.native    ## Makes the virtual environment with everything a contributor needs
+setup:           ## Makes the virtual environment with everything a contributor needs
+	@$(MAKE) -s -j2 $(VENV)/.dev $(VENV)/.ready
 
 native: $(VENV)/.native    ## Rebuilds the C++ module and the generated contract, where their sources changed
 
-serve: $(VENV)/.serve $(VENV)/.native    ## Serves the default model on 127.0.0.1:50051; ARGS="…" go to `antiphon serve`
+serve:           ## Serves the default model on 127.0.0.1:50051; ARGS="…" go to `antiphon serve`
+	@$(MAKE) -s -j2 $(VENV)/.ready
 	$(BIN)/antiphon serve $(ARGS)
 
 check: setup check-protos    ## Lints, type-checks and checks package boundaries, contract and C++ style
@@ -113,7 +116,7 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' \
 	  || { echo 'Antiphon needs Python 3.11 or 3.12; choose one with `make PYTHON=…`' >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo 'On Debian: apt install python3-venv' >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade 'pip>=25.1'
 
 $(VENV)/.build: $(BIN)/python pyproject.toml
 	$(PIP_INSTALL) --quiet --group build
@@ -130,9 +133,16 @@ $(VENV)/.dev: $(VENV)/.serve
 	$(PIP_INSTALL) --quiet --group dev
 	touch $@
 
-$(VENV)/.native: $(VENV)/.serve $(NATIVE_SOURCES)
+# Compiles while the server's dependencies are downloaded.
+$(VENV)/.native: $(VENV)/.build $(NATIVE_SOURCES)
 	@echo 'Building the native core and the generated contract ...'
 	$(PIP_INSTALL) --quiet --no-build-isolation --no-deps -e .
+	touch $@
+
+# Whoever serves may not be allowed to write here: what a server imports has its bytecode now.
+$(VENV)/.ready: $(VENV)/.serve $(VENV)/.native
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c \
+	  'import antiphon_cli.main, antiphon_server.serve, antiphon_engine.engine_process, antiphon_engine.loading'
 	touch $@
 
 $(NATIVE_BUILD)/.configured: $(VENV)/.build native/CMakeLists.txt native/cmake/proofs.cmake
