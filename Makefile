@@ -15,7 +15,7 @@ COUNT ?= 10000
 # Bytecode of the thousands of files that nothing imports would take longer than the downloads.
 PIP_INSTALL = $(BIN)/pip install --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
 
-.PHONY: help setup native serve check check-protos format test stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-grammar bench-policies bench-sessions bench-tenants clean
+.PHONY: help setup native serve check check-protos format test stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-grammar bench-guided bench-policies bench-sessions bench-tenants clean
 .DEFAULT_GOAL := help
 # A virtual environment that was left half made is made again.
 .DELETE_ON_ERROR:
@@ -105,6 +105,9 @@ bench-policies: setup    ## Measures scheduling on the default model: at once or
 FILE ?= tests/data/grammar_cases.jsonl
 bench-grammar: setup    ## Measures how truly and how fast schemas are enforced; FILE=: MaskBench's lines, or a directory of the official suite
 	$(BIN)/python tests/bench/grammar.py $(FILE) $(ARGS)
+
+bench-guided: setup    ## Measures constraints on the default model: what they cost, hostile ones beside other streams, whether outputs hold them
+	$(BIN)/python tests/bench/guided.py $(ARGS)
 
 bench-sessions: setup    ## Measures sessions: delivery at 256 and 512 streams, memory, the cost of a 500th turn; no model needed
 	$(BIN)/python tests/bench/sessions.py $(ARGS)

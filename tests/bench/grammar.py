@@ -21,11 +21,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.grammar_cases import Case, read_maskbench, read_suite
 from bench.grammar_matchers import Candidate, Vocabulary, compiler
 from bench.grammar_walks import STOP, Verdict, Walker
 from bench.grammar_workers import Crash, Overrun, Workers
 from support.default_model import default_checkpoint
+from support.schema_cases import Case, read_maskbench, read_suite
 
 _MORE_BYTES = 4 << 30
 """What a worker may take beyond what it begins with."""

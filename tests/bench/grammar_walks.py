@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from antiphon_engine.grammar.base import mask_words
-from bench.grammar_cases import Case, Instance
 from bench.grammar_matchers import Compile, Matcher, Refusal, Start, Vocabulary
 from support.json_spellings import odd_texts, valid_texts
+from support.schema_cases import Case, Instance
 
 STOP = " ⟂ "
 """Where a text was stopped."""

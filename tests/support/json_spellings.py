@@ -84,6 +84,9 @@ def _ordered(value: Json, schema: Json, *, own_first: bool) -> Json:
 
 def _order(value: Json, schemas: Sequence[Json], document: "_Document") -> Json:
     flat = document.flatten(schemas)
+    for constant in (each for schema in flat for each in _constants(schema)):
+        if _sorted(constant) == _sorted(value):
+            return constant
     if isinstance(value, list):
         return [
             _order(item, [s for each in flat for s in _item_schemas(each, index)], document)
@@ -97,6 +100,22 @@ def _order(value: Json, schemas: Sequence[Json], document: "_Document") -> Json:
         name: _order(value[name], [s for e in flat for s in _member_schemas(e, name)], document)
         for name in names
     }
+
+
+def _constants(schema: Mapping[str, Json]) -> Iterator[Json]:
+    if "const" in schema:
+        yield schema["const"]
+    values = schema.get("enum")
+    yield from values if isinstance(values, list) else ()
+
+
+def _sorted(value: Json) -> str:
+    """Returns a text that values share where only the order of their properties differs."""
+    if isinstance(value, dict):
+        return "{" + ",".join(sorted(f"{name!r}:{_sorted(value[name])}" for name in value)) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_sorted, value)) + "]"
+    return write(value, Spelling())
 
 
 def _names(schema: Mapping[str, Json]) -> Iterator[str]:
