@@ -151,9 +151,8 @@ bool EngineCore::HasTokensFor(const Request& request) const {
     return batcher_.tokens_left() > 0 && batcher_.rows_left() > 0;
   }
   std::int32_t num_prompts = 1;
-  for (const Handle handle : running_) {
-    const Request& other = *requests_.Find(handle);
-    num_prompts += other.state == RequestState::kPrefill && other.may_run(num_plans_) ? 1 : 0;
+  for (const Request* other : running_) {
+    num_prompts += other->state == RequestState::kPrefill && other->may_run(num_plans_) ? 1 : 0;
   }
   return request.waiting() && batcher_.rows_left() >= num_prompts &&
          batcher_.HasBlocksFor(num_prompts);
@@ -230,10 +229,9 @@ void EngineCore::Admit(Request& request) {
   request.slot = free_slots_.back();
   free_slots_.pop_back();
   request.new_slot = true;
-  const auto place = std::ranges::find_if(running_, [this, &request](Handle handle) {
-    return request.precedes(*requests_.Find(handle));
-  });
-  running_.insert(place, request.handle);
+  const auto place = std::ranges::find_if(
+      running_, [&request](const Request* other) { return request.precedes(*other); });
+  running_.insert(place, &request);
   if (match_.num_host() > 0) {
     request.state = RequestState::kOnload;
     Onload(request);

@@ -1,28 +1,9 @@
 #include "antiphon/batch_plan.h"
 
 #include <algorithm>
-
-#include "antiphon/random.h"
+#include <numeric>
 
 namespace antiphon {
-
-namespace {
-
-std::uint32_t FlagsOf(const Request& request, bool samples) {
-  std::uint32_t flags = request.flags;
-  if (request.state == RequestState::kPrefill) {
-    flags |= kFlagPrefill;
-  }
-  if (samples) {
-    flags |= kFlagSample;
-  }
-  if (request.new_slot) {
-    flags |= request.started ? kFlagResumed : kFlagFirst;
-  }
-  return flags;
-}
-
-}  // namespace
 
 PlanWriter::PlanWriter(const StepBuffers& buffers, std::int32_t block_tokens)
     : out_(buffers), block_tokens_(block_tokens) {
@@ -30,39 +11,49 @@ PlanWriter::PlanWriter(const StepBuffers& buffers, std::int32_t block_tokens)
   out_.sample_indptr[0] = 0;
 }
 
-void PlanWriter::AddRow(Request& request, std::int32_t q_len) {
+// Only what differs from row to row is written here; this runs for most rows of most steps.
+void PlanWriter::AddDecode(Request& request) {
+  ANTIPHON_CHECK(num_decode_rows_ == num_rows_);
   const std::int32_t row = num_rows_++;
-  const std::int32_t kv_len = request.num_computed + q_len;
-  const bool is_prefill = request.state == RequestState::kPrefill;
-  const bool samples = q_len == request.num_remaining();
-  const std::int32_t output_position = request.num_output() + request.num_pending;
+  ++num_decode_rows_;
+  const std::int32_t position = request.num_computed;
+  WriteRow(row, request, request.flags | kFlagSample, position + 1 - request.num_prompt);
+  const bool is_known = request.num_pending == 0;
+  out_.input_ids[row] = is_known ? request.tokens.back() : kUnknownToken;
+  out_.gather_slot[row] = is_known ? kNoSlot : request.slot;
+  const std::int32_t last_start = (request.num_blocks() - 1) * block_tokens_;
+  out_.slot_mapping[row] = static_cast<std::int64_t>(request.chain.blocks.back()) * block_tokens_ +
+                           position - last_start;
+  if (NumTableDeltas(request.chain, request.num_blocks()) > 0) {
+    WriteTableDeltas(request.chain, request.slot);
+  }
+}
 
-  out_.handle[row] = request.handle;
-  out_.epoch[row] = request.epoch;
-  out_.slot[row] = request.slot;
-  out_.adapter[row] = request.adapter;
-  out_.flags[row] = FlagsOf(request, samples);
+void PlanWriter::AddChunk(Request& request, std::int32_t q_len) {
+  CompleteDecodes();
+  const std::int32_t row = num_rows_++;
+  const std::int32_t start = request.num_computed;
+  const bool samples = q_len == request.num_remaining();
+  std::uint32_t flags = request.flags | kFlagPrefill | (samples ? kFlagSample : 0);
+  if (request.new_slot) {
+    flags |= request.started ? kFlagResumed : kFlagFirst;
+    out_.slot_init[num_slot_inits_++] = row;
+  }
+  WriteRow(row, request, flags, request.num_output());
   out_.q_len[row] = q_len;
-  out_.ctx_len[row] = request.num_computed;
-  out_.kv_len[row] = kv_len;
-  out_.reused_tokens[row] = request.new_slot ? request.num_computed : 0;
-  out_.output_position[row] = output_position;
-  out_.uniform[row] = Uniform(request.seed, static_cast<std::uint32_t>(request.output_index),
-                              static_cast<std::uint32_t>(output_position));
+  out_.kv_len[row] = start + q_len;
+  out_.reused_tokens[row] = request.new_slot ? start : 0;
   WriteTokens(request, q_len);
   WriteTableDeltas(request.chain, request.slot);
   if (samples) {
     out_.sample_rows[num_samples_++] = num_tokens_ - 1;
   }
-  if (request.new_slot) {
-    out_.slot_init[num_slot_inits_++] = row;
-  }
-  num_prefill_rows_ += is_prefill ? 1 : 0;
   out_.cu_q[num_rows_] = num_tokens_;
   out_.sample_indptr[num_rows_] = num_samples_;
 }
 
 void PlanWriter::Finish(StepId step, std::span<const CopyOp> copies) {
+  CompleteDecodes();
   std::int32_t* copy = out_.copy_ops;
   for (const CopyOp& op : copies) {
     copy[0] = static_cast<std::int32_t>(op.kind);
@@ -77,20 +68,48 @@ void PlanWriter::Finish(StepId step, std::span<const CopyOp> copies) {
   out_.header[kHeaderNumTokens] = num_tokens_;
   out_.header[kHeaderNumTableDeltas] = num_table_deltas_;
   out_.header[kHeaderNumCopies] = static_cast<std::int32_t>(copies.size());
-  out_.header[kHeaderNumPrefillRows] = num_prefill_rows_;
-  out_.header[kHeaderNumDecodeRows] = num_rows_ - num_prefill_rows_;
+  out_.header[kHeaderNumPrefillRows] = num_rows_ - num_decode_rows_;
+  out_.header[kHeaderNumDecodeRows] = num_decode_rows_;
   out_.header[kHeaderNumSamples] = num_samples_;
   out_.header[kHeaderNumSlotInits] = num_slot_inits_;
   out_.header[kHeaderStepId] =
       static_cast<std::int32_t>(static_cast<std::uint64_t>(step) & 0x7fffffffU);
 }
 
+void PlanWriter::WriteRow(std::int32_t row, const Request& request, std::uint32_t flags,
+                          std::int32_t output_position) {
+  out_.handle[row] = request.handle;
+  out_.epoch[row] = request.epoch;
+  out_.slot[row] = request.slot;
+  out_.adapter[row] = request.adapter;
+  out_.flags[row] = flags;
+  out_.ctx_len[row] = request.num_computed;
+  out_.output_position[row] = output_position;
+  out_.uniform[row] = request.draws.At(static_cast<std::uint32_t>(output_position));
+}
+
+// Fills in what follows from the rows that decode being the first, of one token each.
+void PlanWriter::CompleteDecodes() {
+  if (num_decode_rows_ < num_rows_) {
+    return;  // a chunk came: it is done
+  }
+  const std::int32_t count = num_decode_rows_;
+  std::fill_n(out_.q_len, count, 1);
+  std::fill_n(out_.reused_tokens, count, 0);
+  std::copy_n(out_.ctx_len, count, out_.positions);
+  std::transform(out_.ctx_len, out_.ctx_len + count, out_.kv_len,
+                 [](std::int32_t length) { return length + 1; });
+  std::iota(out_.sample_rows, out_.sample_rows + count, 0);
+  std::iota(out_.cu_q, out_.cu_q + count + 1, 0);
+  std::iota(out_.sample_indptr, out_.sample_indptr + count + 1, 0);
+  num_tokens_ = count;
+  num_samples_ = count;
+}
+
 void PlanWriter::WriteTokens(const Request& request, std::int32_t q_len) {
   const std::int32_t first = request.num_computed;
-  // Decoding goes on in the last block; divisions are worth avoiding there.
-  const std::int32_t last_start = (request.num_blocks() - 1) * block_tokens_;
-  std::int32_t block_index = first >= last_start ? request.num_blocks() - 1 : first / block_tokens_;
-  std::int32_t offset = first - block_index * block_tokens_;
+  std::int32_t block_index = first / block_tokens_;
+  std::int32_t offset = first % block_tokens_;
   for (std::int32_t position = first; position < first + q_len; ++position, ++offset) {
     if (offset == block_tokens_) {
       ++block_index;
@@ -98,10 +117,8 @@ void PlanWriter::WriteTokens(const Request& request, std::int32_t q_len) {
     }
     const auto block =
         static_cast<std::int64_t>(request.chain.blocks[static_cast<std::size_t>(block_index)]);
-    const bool is_known = position < request.num_known();
-    out_.input_ids[num_tokens_] =
-        is_known ? request.tokens[static_cast<std::size_t>(position)] : kUnknownToken;
-    out_.gather_slot[num_tokens_] = is_known ? kNoSlot : request.slot;
+    out_.input_ids[num_tokens_] = request.tokens[static_cast<std::size_t>(position)];
+    out_.gather_slot[num_tokens_] = kNoSlot;
     out_.positions[num_tokens_] = position;
     out_.slot_mapping[num_tokens_] = block * block_tokens_ + offset;
     ++num_tokens_;

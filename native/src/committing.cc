@@ -27,10 +27,7 @@ void EngineCore::Commit(StepId step) {
     has_ended = has_ended || result[1] != 0;
   }
   if (has_ended) {
-    std::erase_if(running_, [this](Handle handle) {
-      const Request* request = requests_.Find(handle);
-      return request == nullptr || !request->running();
-    });
+    std::erase_if(running_, [](const Request* request) { return !request->running(); });
   }
   cache_.EndStep(set.holds);
   for (const BlockId block : set.left_blocks) {
@@ -49,9 +46,8 @@ EngineCore::BufferSet& EngineCore::SetOf(StepId step) {
 
 void EngineCore::CommitRow(const PlannedRow& row, TokenId token, std::int32_t num_tokens,
                            std::int32_t* result) {
-  Request* found = requests_.Find(row.handle);
-  ANTIPHON_CHECK(found != nullptr);  // a request with a row in flight keeps its place
-  Request& request = *found;
+  Request& request = *row.request;
+  ANTIPHON_CHECK(request.num_inflight >= row.q_len);
   request.num_inflight -= row.q_len;
   request.num_pending -= row.samples ? 1 : 0;
   if (row.epoch != request.epoch) {
@@ -60,32 +56,33 @@ void EngineCore::CommitRow(const PlannedRow& row, TokenId token, std::int32_t nu
     }
     return;
   }
-  Publish(request);
+  if ((request.chain.num_published + 1) * config_.block_tokens <= request.num_settled()) {
+    Publish(request);
+  }
   if (row.ends_prompt) {
     PublishPromptTail(request);
     WakeFollowers(request);
   }
   result[3] = request.num_steps;
-  if (!row.samples) {
-    LetRest(request);
-    return;
+  if (row.samples) {
+    Check(num_tokens == 1 && token >= 0, "a row that samples brought no token");
+    request.tokens.push_back(token);
+    ++num_generated_;
+    const FinishReason reason = ReasonToEnd(request, token);
+    result[0] = 1;
+    result[1] = static_cast<std::int32_t>(reason);
+    result[2] = request.num_output();
+    if (reason != FinishReason::kNone) {
+      Retire(request, kKeepAll);
+      return;
+    }
   }
-  Check(num_tokens == 1 && token >= 0, "a row that samples brought no token");
-  const FinishReason reason = AppendToken(request, token);
-  result[0] = 1;
-  result[1] = static_cast<std::int32_t>(reason);
-  result[2] = request.num_output();
-  if (reason == FinishReason::kNone) {
+  if (request.held) {
     LetRest(request);
-    return;
-  }
-  if (request.fenced()) {
-    Drain(request, kKeepAll);
-  } else {
-    Free(request, request.num_settled(), kKeepAll);
   }
 }
 
+// Publishes the blocks that are full and computed.
 void EngineCore::Publish(Request& request) {
   if (!cache_.reuses_prefixes()) {
     return;
@@ -127,22 +124,21 @@ void EngineCore::ReleaseLater(BlockId block) {
   }
 }
 
-FinishReason EngineCore::AppendToken(Request& request, TokenId token) {
-  request.tokens.push_back(token);
-  ++num_generated_;
-  if (std::ranges::binary_search(request.end_ids, token)) {
-    return FinishReason::kEndId;
+// Whether the request ends with `token`, which is its last.
+FinishReason EngineCore::ReasonToEnd(const Request& request, TokenId token) const {
+  if ((request.end_filter & FilterBit(token)) != 0) {
+    if (std::ranges::binary_search(request.end_ids, token)) {
+      return FinishReason::kEndId;
+    }
+    if (std::ranges::binary_search(request.stop_ids, token)) {
+      return FinishReason::kStopId;
+    }
   }
-  if (std::ranges::binary_search(request.stop_ids, token)) {
-    return FinishReason::kStopId;
+  if (request.num_output() < request.output_limit) {
+    return FinishReason::kNone;
   }
-  if (request.num_output() >= request.max_output) {
-    return FinishReason::kMaxOutputTokens;
-  }
-  if (request.num_output() >= request.output_limit) {
-    return FinishReason::kContextFull;
-  }
-  return FinishReason::kNone;
+  return request.num_output() >= request.max_output ? FinishReason::kMaxOutputTokens
+                                                    : FinishReason::kContextFull;
 }
 
 void EngineCore::WakeFollowers(Request& request) {
@@ -181,8 +177,13 @@ void EngineCore::End(Request& request, std::int32_t num_wanted) {
   } else if (request.state == RequestState::kHeld) {
     --num_held_;
   } else {
-    std::erase(running_, request.handle);
+    std::erase(running_, &request);
   }
+  Retire(request, num_wanted);
+}
+
+// Lets an ended request go, at once or when its rows in flight are committed.
+void EngineCore::Retire(Request& request, std::int32_t num_wanted) {
   if (request.fenced()) {
     Drain(request, num_wanted);
   } else {

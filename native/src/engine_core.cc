@@ -159,8 +159,12 @@ Handle EngineCore::Submit(const SubmitSpec& spec) {
   request.output_limit = output_limit;
   request.end_ids = Sorted(spec.end_ids);
   request.stop_ids = Sorted(spec.stop_ids);
-  request.seed = spec.seed;
-  request.output_index = spec.output_index;
+  for (const std::span<const TokenId> ids : {spec.end_ids, spec.stop_ids}) {
+    for (const TokenId token : ids) {
+      request.end_filter |= FilterBit(token);
+    }
+  }
+  request.draws = Draws(spec.seed, static_cast<std::uint32_t>(spec.output_index));
   request.flags = spec.flags;
   request.adapter = spec.adapter;
   request.blocks_to_completion = num_blocks_needed;

@@ -46,9 +46,9 @@ bool EngineCore::Release(Handle handle) {
   return true;
 }
 
-// Lets go of what a held request has, unless a row in flight uses it.
+// Lets go of what a request has that is to be held, unless a row in flight uses it.
 void EngineCore::LetRest(Request& request) {
-  if (!request.held || request.fenced()) {
+  if (request.fenced()) {
     return;
   }
   const NodeId tip = Suspend(request);

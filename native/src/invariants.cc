@@ -40,9 +40,8 @@ void EngineCore::CheckInvariants() const {
   Check(num_waiting == num_waiting_, "the count of waiting requests is wrong");
   Check(num_paused == num_paused_, "the count of paused requests is wrong");
   Check(num_held == num_held_, "the count of held requests is wrong");
-  Check(std::ranges::is_sorted(
-            running_,
-            [this](Handle a, Handle b) { return requests_.Find(a)->precedes(*requests_.Find(b)); }),
+  Check(std::ranges::is_sorted(running_,
+                               [](const Request* a, const Request* b) { return a->precedes(*b); }),
         "I16: running requests are not in the order of their right to run");
 }
 
@@ -89,9 +88,11 @@ void EngineCore::CheckRequest(const Request& request) const {
         "I21: token counts are out of order");
   Check(0 <= request.num_pending && request.num_pending <= config_.run_ahead + 1,
         "I21: a count of tokens to come is wrong");
-  Check(static_cast<std::int32_t>(chain.blocks.size()) >=
-            BlocksFor(request.num_computed, config_.block_tokens),
-        "I21: computed tokens have no block");
+  const std::int32_t num_blocks_computed = BlocksFor(request.num_computed, config_.block_tokens);
+  Check(request.num_blocks() >= num_blocks_computed, "I21: computed tokens have no block");
+  Check(request.state != RequestState::kDecode ||
+            (request.num_remaining() == 1 && request.num_blocks() == num_blocks_computed),
+        "I21: a request decodes that lacks more than one token, or has a block ahead");
   Check(request.num_blocks() <= request.blocks_to_completion,
         "I15: a request holds more than it can need");
   Check(chain.num_published * config_.block_tokens <= request.num_settled() ||
@@ -105,7 +106,7 @@ void EngineCore::CheckRequest(const Request& request) const {
   Check((request.state == RequestState::kQueued || request.state == RequestState::kPaused) ==
             queue_.Contains(request),
         "the queue and a request's state differ");
-  Check((std::ranges::find(running_, request.handle) != running_.end()) == request.running(),
+  Check((std::ranges::find(running_, &request) != running_.end()) == request.running(),
         "the running list and a request's state differ");
   if (request.state == RequestState::kWaitLeader) {
     const Request* leader = requests_.Find(request.leader);

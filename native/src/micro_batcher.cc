@@ -55,14 +55,4 @@ void MicroBatcher::ShareEqually(std::span<Chunk> chunks) const {
   }
 }
 
-bool MicroBatcher::Take(std::int32_t num_tokens, std::int32_t num_table_deltas) {
-  if (!Fits(num_tokens, num_table_deltas)) {
-    return false;
-  }
-  --rows_left_;
-  tokens_left_ -= num_tokens;
-  table_deltas_left_ -= num_table_deltas;
-  return true;
-}
-
 }  // namespace antiphon

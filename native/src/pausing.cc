@@ -21,8 +21,8 @@ bool EngineCore::MakeRoom(Request& request, std::int32_t num_blocks, Step& step)
     if (shortfall <= num_expected) {
       break;
     }
-    Request& victim = *requests_.Find(running_[i]);
-    if (victim.handle == request.handle) {
+    Request& victim = *running_[i];
+    if (&victim == &request) {
       break;  // nobody behind it is left: it waits for those before it
     }
     if (victim.planned_in == num_plans_) {
@@ -71,8 +71,9 @@ NodeId EngineCore::Suspend(Request& request) {
   }
   GiveBack(request);
   const NodeId tip = ReleaseChain(request, request.num_computed, request.num_known());
-  std::erase(running_, request.handle);
+  std::erase(running_, &request);
   ++request.epoch;
+  request.num_reached = std::max(request.num_reached, request.num_computed);
   request.num_computed = 0;
   return tip;
 }
@@ -85,13 +86,13 @@ void EngineCore::PauseOnPurpose() {
     return;
   }
   pause_is_due_ = pause_is_due_ || num_plans_ % every == 0;
-  const auto latest = std::find_if(running_.rbegin(), running_.rend(), [this](Handle handle) {
-    return requests_.Find(handle)->state == RequestState::kDecode;
+  const auto latest = std::find_if(running_.rbegin(), running_.rend(), [](const Request* request) {
+    return request->state == RequestState::kDecode;
   });
   if (!pause_is_due_ || latest == running_.rend()) {
     return;
   }
-  Request& request = *requests_.Find(*latest);
+  Request& request = **latest;
   if (request.fenced()) {
     request.planned_in = num_plans_;
     return;

@@ -12,6 +12,7 @@ struct EngineCore::Step {
   std::vector<PlannedRow>& rows;
   Load load = {};
   bool has_paused = false;
+  bool any_onloading = false;
 };
 
 }  // namespace antiphon

@@ -19,7 +19,9 @@ StepId EngineCore::Plan(std::int32_t set_index, std::int64_t now_us) {
 
   PauseOnPurpose();
   PlanDecodes(step);
-  ContinueOnloads();
+  if (step.any_onloading) {
+    ContinueOnloads();
+  }
   if (config_.chunk_policy == ChunkPolicy::kFirstComeFirstServed) {
     PlanPrefillsInOrder(step);
     PlanAdmissions(step);
@@ -47,34 +49,47 @@ void EngineCore::PlanDecodes(Step& step) {
   step.load.num_plans = num_plans_;
   // Whoever is paused meanwhile comes later in the list.
   for (std::size_t i = 0; i < running_.size(); ++i) {
-    Request& request = *requests_.Find(running_[i]);
+    Request& request = *running_[i];
     if (request.state != RequestState::kDecode) {
+      step.any_onloading = step.any_onloading || request.state == RequestState::kOnload;
       continue;
     }
     step.load.any_decoding = true;
     // A request that will end with a token in flight needs no row behind it.
-    if (!request.may_run(num_plans_) ||
-        request.num_output() + request.num_pending >= request.output_limit) {
-      continue;
-    }
-    const bool needs_block = request.num_computed >= request.num_blocks() * config_.block_tokens;
-    const std::int32_t num_blocks = request.num_blocks() + (needs_block ? 1 : 0);
-    const std::int32_t num_deltas = NumTableDeltas(request.chain, num_blocks);
-    if (batcher_.Fits(1, num_deltas) && (!needs_block || MakeRoom(request, 1, step))) {
-      batcher_.Take(1, num_deltas);
-      PlanRow(request, 1, step);
+    if (request.may_run(num_plans_) &&
+        request.num_output() + request.num_pending < request.output_limit) {
+      PlanDecode(request, step);
     }
   }
+}
+
+// Gives a request that decodes a row, if the step has room for it. What is rare is left to others,
+// since this runs for every row of every step.
+void EngineCore::PlanDecode(Request& request, Step& step) {
+  const bool needs_block = request.num_computed >= request.num_blocks() * config_.block_tokens;
+  const std::int32_t num_deltas =
+      NumTableDeltas(request.chain, request.num_blocks() + (needs_block ? 1 : 0));
+  if (!batcher_.Fits(1, num_deltas)) {
+    return;
+  }
+  if (needs_block) {
+    if (!MakeRoom(request, 1, step)) {
+      return;
+    }
+    TakeBlocks(request, 1);
+  }
+  batcher_.Take(1, num_deltas);
+  step.writer.AddDecode(request);
+  NoteRow({.request = &request, .epoch = request.epoch, .q_len = 1, .samples = true}, step);
 }
 
 void EngineCore::PlanPrefillsInOrder(Step& step) {
   if (step.rows.size() == running_.size()) {
     return;
   }
-  for (const Handle handle : running_) {
-    Request& request = *requests_.Find(handle);
-    if (request.state == RequestState::kPrefill && request.may_run(num_plans_)) {
-      PlanChunk(request, batcher_.ChunkFor(request.num_computed, request.num_remaining()), step);
+  for (Request* request : running_) {
+    if (request->state == RequestState::kPrefill && request->may_run(num_plans_)) {
+      PlanChunk(*request, batcher_.ChunkFor(request->num_computed, request->num_remaining()), step);
     }
   }
 }
@@ -82,11 +97,10 @@ void EngineCore::PlanPrefillsInOrder(Step& step) {
 void EngineCore::PlanPrefillsEqually(Step& step) {
   chunks_.clear();
   passed_.clear();
-  for (const Handle handle : running_) {
-    const Request& request = *requests_.Find(handle);
-    if (request.state == RequestState::kPrefill && request.may_run(num_plans_)) {
-      passed_.push_back(handle);
-      chunks_.push_back({.start = request.num_computed, .remaining = request.num_remaining()});
+  for (const Request* request : running_) {
+    if (request->state == RequestState::kPrefill && request->may_run(num_plans_)) {
+      passed_.push_back(request->handle);
+      chunks_.push_back({.start = request->num_computed, .remaining = request->num_remaining()});
     }
   }
   batcher_.ShareEqually(chunks_);
@@ -97,42 +111,43 @@ void EngineCore::PlanPrefillsEqually(Step& step) {
 
 // Gives a prompt a row, if its chunk is not empty and the step has room for it.
 bool EngineCore::PlanChunk(Request& request, std::int32_t q_len, Step& step) {
-  const std::int32_t num_blocks = BlocksFor(request.num_computed + q_len, config_.block_tokens);
+  const std::int32_t end = request.num_computed + q_len;
+  const std::int32_t num_blocks = BlocksFor(end, config_.block_tokens);
   if (q_len == 0 || !batcher_.Take(q_len, NumTableDeltas(request.chain, num_blocks))) {
     return false;
   }
-  PlanRow(request, q_len, step);
-  return true;
-}
-
-void EngineCore::PlanRow(Request& request, std::int32_t q_len, Step& step) {
-  const std::int32_t end = request.num_computed + q_len;
-  if (end > request.num_blocks() * config_.block_tokens) {
-    TakeBlocks(request, BlocksFor(end, config_.block_tokens) - request.num_blocks());
+  if (num_blocks > request.num_blocks()) {
+    TakeBlocks(request, num_blocks - request.num_blocks());
   }
-  const bool samples = q_len == request.num_remaining();
-  const bool ends_prompt = samples && request.state == RequestState::kPrefill;
-  step.writer.AddRow(request, q_len);
+  const bool ends_prompt = q_len == request.num_remaining();
+  step.writer.AddChunk(request, q_len);
   num_recomputed_ += std::max(std::min(end, request.num_reached) - request.num_computed, 0);
   num_prefilled_ += std::max(
       std::min(end, request.num_prompt) - std::max(request.num_computed, request.num_reached), 0);
-  request.num_computed = end;
-  request.num_reached = std::max(request.num_reached, end);
-  request.num_inflight += q_len;
-  request.num_pending += samples ? 1 : 0;
-  ++request.num_steps;
-  request.planned_in = num_plans_;
   request.started = true;
   request.new_slot = false;
   if (ends_prompt) {
     request.state = RequestState::kDecode;
   }
+  NoteRow({.request = &request,
+           .epoch = request.epoch,
+           .q_len = q_len,
+           .samples = ends_prompt,
+           .ends_prompt = ends_prompt},
+          step);
+  return true;
+}
+
+// What a row that was written means for its request.
+void EngineCore::NoteRow(const PlannedRow& row, Step& step) {
+  Request& request = *row.request;
+  request.num_computed += row.q_len;
+  request.num_inflight += row.q_len;
+  request.num_pending += row.samples ? 1 : 0;
+  ++request.num_steps;
+  request.planned_in = num_plans_;
   NoteContribution(request);
-  step.rows.push_back({.handle = request.handle,
-                       .epoch = request.epoch,
-                       .q_len = q_len,
-                       .samples = samples,
-                       .ends_prompt = ends_prompt});
+  step.rows.push_back(row);
 }
 
 void EngineCore::TakeBlocks(Request& request, std::int32_t count) {
@@ -156,10 +171,9 @@ void EngineCore::NoteContribution(const Request& request) {
 }
 
 void EngineCore::ContinueOnloads() {
-  for (const Handle handle : running_) {
-    Request& request = *requests_.Find(handle);
-    if (request.state == RequestState::kOnload && request.may_run(num_plans_)) {
-      Onload(request);
+  for (Request* request : running_) {
+    if (request->state == RequestState::kOnload && request->may_run(num_plans_)) {
+      Onload(*request);
     }
   }
 }

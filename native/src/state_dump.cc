@@ -146,7 +146,7 @@ std::string EngineCore::DumpState() const {
   WriteArray(out, "requests", held,
              [&out](const Request* request) { WriteRequest(out, *request); });
   out << ',';
-  WriteArray(out, "running", running_, [&out](Handle handle) { out << handle; });
+  WriteArray(out, "running", running_, [&out](const Request* request) { out << request->handle; });
   out << ',';
   std::vector<const StepHolds*> holds;
   std::vector<BlockId> left_blocks;

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "antiphon/random.h"
 #include "step_arrays.h"
 
@@ -18,8 +20,7 @@ Request MakeRequest(RequestState state, std::vector<TokenId> tokens, std::int32_
   request.num_prompt = num_prompt;
   request.num_computed = num_computed;
   request.slot = 1;
-  request.seed = 9;
-  request.output_index = 2;
+  request.draws = Draws(9, 2);
   request.flags = kFlagBias;
   request.chain.blocks = {4, 7, 2};
   return request;
@@ -32,7 +33,7 @@ TEST(PlanWriter, WritesAFirstChunk) {
   const StepBuffers& out = arrays.buffers();
   PlanWriter writer(out, 2);
 
-  writer.AddRow(request, 2);
+  writer.AddChunk(request, 2);
   writer.Finish(5, {});
 
   EXPECT_EQ(out.handle[0], 77U);
@@ -55,23 +56,24 @@ TEST(PlanWriter, WritesAFirstChunk) {
 
 TEST(PlanWriter, RowsFollowEachOther) {
   StepArrays arrays(2, 8, 8);
-  Request decode = MakeRequest(RequestState::kDecode, {1, 2, 3, 9}, 3, 3);
+  Request decode = MakeRequest(RequestState::kDecode, {1, 2, 3, 9, 8, 7}, 3, 5);
   Request last_chunk = MakeRequest(RequestState::kPrefill, {1, 2, 3, 4, 5}, 5, 2);
   const StepBuffers& out = arrays.buffers();
   PlanWriter writer(out, 2);
 
-  writer.AddRow(decode, 1);
-  writer.AddRow(last_chunk, 3);
+  writer.AddDecode(decode);
+  writer.AddChunk(last_chunk, 3);
   writer.Finish(6, {});
 
   EXPECT_EQ(out.cu_q[1], 1);
   EXPECT_EQ(out.cu_q[2], 4);
-  EXPECT_EQ(out.input_ids[0], 9);
+  EXPECT_EQ(out.input_ids[0], 7);
   EXPECT_EQ(out.input_ids[1], 3);
   EXPECT_EQ(out.sample_rows[0], 0);
   EXPECT_EQ(out.sample_rows[1], 3);
-  EXPECT_EQ(out.output_position[0], 1);
-  EXPECT_EQ(out.uniform[0], Uniform(9, 2, 1));
+  EXPECT_EQ(out.slot_mapping[0], 2 * 2 + 1);
+  EXPECT_EQ(out.output_position[0], 3);
+  EXPECT_EQ(out.uniform[0], Uniform(9, 2, 3));
   EXPECT_EQ(out.flags[0] & (kFlagPrefill | kFlagSample), kFlagSample);
   EXPECT_EQ(arrays.header(kHeaderNumDecodeRows), 1);
   EXPECT_EQ(arrays.header(kHeaderNumSlotInits), 0);
@@ -85,7 +87,7 @@ TEST(PlanWriter, TellsTheDeviceOnlyWhatIsNewOrMoved) {
   EXPECT_EQ(NumTableDeltas(request.chain, 3), 2);
   PlanWriter writer(arrays.buffers(), 2);
 
-  writer.AddRow(request, 1);
+  writer.AddDecode(request);
   writer.Finish(1, {});
 
   const std::int32_t* delta = arrays.buffers().table_delta;
@@ -95,6 +97,42 @@ TEST(PlanWriter, TellsTheDeviceOnlyWhatIsNewOrMoved) {
   EXPECT_EQ(NumTableDeltas(request.chain, 3), 0);
 }
 
+// What a chunk of one token says, but for its flag.
+TEST(PlanWriter, FillsInEveryColumnOfRowsThatDecode) {
+  StepArrays decodes(3, 3, 16);
+  StepArrays chunks(3, 3, 16);
+  PlanWriter decode_writer(decodes.buffers(), 2);
+  PlanWriter chunk_writer(chunks.buffers(), 2);
+  for (std::int32_t length = 4; length < 7; ++length) {
+    std::vector<TokenId> tokens(static_cast<std::size_t>(length), 10 + length);
+    Request decode = MakeRequest(RequestState::kDecode, tokens, 3, length - 1);
+    decode.chain.blocks.resize(static_cast<std::size_t>(BlocksFor(length, 2)), 9);
+    Request chunk = decode;
+    decode_writer.AddDecode(decode);
+    chunk_writer.AddChunk(chunk, 1);
+  }
+  decode_writer.Finish(1, {});
+  chunk_writer.Finish(1, {});
+
+  const StepBuffers& a = decodes.buffers();
+  const StepBuffers& b = chunks.buffers();
+  const auto expect_equal = [](const auto* one, const auto* other, std::size_t count) {
+    EXPECT_TRUE(std::equal(one, one + count, other));
+  };
+  for (const auto column :
+       {&StepBuffers::slot, &StepBuffers::q_len, &StepBuffers::ctx_len, &StepBuffers::kv_len,
+        &StepBuffers::reused_tokens, &StepBuffers::output_position, &StepBuffers::sample_rows,
+        &StepBuffers::input_ids, &StepBuffers::gather_slot, &StepBuffers::positions}) {
+    expect_equal(a.*column, b.*column, 3);
+  }
+  expect_equal(a.slot_mapping, b.slot_mapping, 3);
+  expect_equal(a.uniform, b.uniform, 3);
+  expect_equal(a.cu_q, b.cu_q, 4);
+  expect_equal(a.sample_indptr, b.sample_indptr, 4);
+  expect_equal(a.table_delta, b.table_delta,
+               static_cast<std::size_t>(a.header[kHeaderNumTableDeltas]) * kTableDeltaColumns);
+}
+
 TEST(PlanWriter, SaysThatARequestComesBack) {
   StepArrays arrays(1, 8, 8);
   Request request = MakeRequest(RequestState::kPrefill, {1, 2, 3, 4, 5, 6}, 4, 0);
@@ -102,7 +140,7 @@ TEST(PlanWriter, SaysThatARequestComesBack) {
   request.started = true;
   PlanWriter writer(arrays.buffers(), 2);
 
-  writer.AddRow(request, 6);
+  writer.AddChunk(request, 6);
   writer.Finish(1, {});
 
   EXPECT_EQ(arrays.buffers().flags[0], kFlagPrefill | kFlagSample | kFlagResumed | kFlagBias);
@@ -117,7 +155,7 @@ TEST(PlanWriter, LetsTheDeviceReadATokenThatIsNotKnownYet) {
   request.num_pending = 2;
   PlanWriter writer(arrays.buffers(), 2);
 
-  writer.AddRow(request, 1);
+  writer.AddDecode(request);
   writer.Finish(1, {});
 
   EXPECT_EQ(arrays.buffers().input_ids[0], kUnknownToken);

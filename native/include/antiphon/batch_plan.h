@@ -48,7 +48,7 @@ inline std::int32_t NumTableDeltas(const BlockChain& chain, std::int32_t num_blo
   return static_cast<std::int32_t>(chain.moved.size()) + num_blocks - chain.num_sent;
 }
 
-// Writes a step's rows into its buffers, one after the other.
+// Writes a step's rows into its buffers, one after the other: first those that decode, then chunks.
 //
 // Invariants:
 //  1. Writes nothing beyond what the rows need: the caller has checked the capacities.
@@ -59,10 +59,17 @@ class PlanWriter {
   // `buffers` outlives the writer.
   PlanWriter(const StepBuffers& buffers, std::int32_t block_tokens);
 
-  // Adds a row that computes the request's next `q_len` tokens. Where a token is not known yet, the
-  // device is told to read what its slot sampled last. Brings the chain's device block table up to
-  // date. REQUIRES: the chain has blocks for those tokens
-  void AddRow(Request& request, std::int32_t q_len);
+  // Adds a row that computes the last token of a request that decodes. Where that is not known yet,
+  // the device is told to read what its slot sampled last. Brings the chain's device block table up
+  // to date.
+  // REQUIRES: one token is left to compute, the chain's last block is for it, and no chunk was
+  // added
+  void AddDecode(Request& request);
+
+  // Adds a row that computes the next `q_len` tokens of a prompt, or of a request that comes back;
+  // all of them are known. Brings the chain's device block table up to date.
+  // REQUIRES: the chain has blocks for those tokens
+  void AddChunk(Request& request, std::int32_t q_len);
 
   // Writes the step's copies and completes the header.
   void Finish(StepId step, std::span<const CopyOp> copies);
@@ -70,6 +77,9 @@ class PlanWriter {
   std::int32_t num_rows() const { return num_rows_; }
 
  private:
+  void WriteRow(std::int32_t row, const Request& request, std::uint32_t flags,
+                std::int32_t output_position);
+  void CompleteDecodes();
   void WriteTokens(const Request& request, std::int32_t q_len);
   void WriteTableDeltas(BlockChain& chain, SlotId slot);
   void WriteTableDelta(const BlockChain& chain, SlotId slot, std::int32_t block_index);
@@ -77,9 +87,9 @@ class PlanWriter {
   const StepBuffers& out_;
   std::int32_t block_tokens_;
   std::int32_t num_rows_ = 0;
+  std::int32_t num_decode_rows_ = 0;
   std::int32_t num_tokens_ = 0;
   std::int32_t num_table_deltas_ = 0;
-  std::int32_t num_prefill_rows_ = 0;
   std::int32_t num_samples_ = 0;
   std::int32_t num_slot_inits_ = 0;
 };

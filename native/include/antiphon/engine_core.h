@@ -188,11 +188,11 @@ class EngineCore {
 
  private:
   struct PlannedRow {
-    Handle handle;
+    Request* request;  // keeps its place until the row is committed
     std::uint32_t epoch;
     std::int32_t q_len;
     bool samples;
-    bool ends_prompt;
+    bool ends_prompt = false;
   };
   struct BufferSet {
     StepBuffers buffers;
@@ -220,8 +220,9 @@ class EngineCore {
   void PlanDecodes(Step& step);
   void PlanPrefillsInOrder(Step& step);
   void PlanPrefillsEqually(Step& step);
+  void PlanDecode(Request& request, Step& step);
   bool PlanChunk(Request& request, std::int32_t q_len, Step& step);
-  void PlanRow(Request& request, std::int32_t q_len, Step& step);
+  void NoteRow(const PlannedRow& row, Step& step);
   void TakeBlocks(Request& request, std::int32_t count);
   void NoteContribution(const Request& request);
   void ContinueOnloads();
@@ -259,9 +260,10 @@ class EngineCore {
   void Publish(Request& request);
   void PublishPromptTail(const Request& request);
   void ReleaseLater(BlockId block);
-  FinishReason AppendToken(Request& request, TokenId token);
+  FinishReason ReasonToEnd(const Request& request, TokenId token) const;
   void WakeFollowers(Request& request);
   void End(Request& request, std::int32_t num_wanted);
+  void Retire(Request& request, std::int32_t num_wanted);
   void Drain(Request& request, std::int32_t num_wanted);
   void Free(Request& request, std::int32_t num_valid, std::int32_t num_wanted);
   void GiveBack(Request& request);
@@ -282,7 +284,7 @@ class EngineCore {
   Capacity capacity_;
   MicroBatcher batcher_;
   std::vector<BufferSet> sets_;
-  std::vector<Handle> running_;  // in the order of their right to run
+  std::vector<Request*> running_;  // in the order of their right to run
   std::vector<SlotId> free_slots_;
   std::vector<Contribution> contributions_;  // of the step that is planned
   std::vector<Chunk> chunks_;                // scratch of PlanPrefillsEqually

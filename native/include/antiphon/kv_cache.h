@@ -31,13 +31,13 @@ struct KvCacheConfig {
 
 // The device blocks of one request, in order of position.
 struct BlockChain {
-  ScopeId scope = 0;
-  Retention retention;
   std::vector<BlockId> blocks;
   std::int32_t num_published = 0;   // leading blocks that are whole nodes of the index
-  NodeId tip = kNoNode;             // node of the last of those
   std::int32_t num_sent = 0;        // leading blocks that the device's block table has
   std::vector<std::int32_t> moved;  // indices below num_sent whose block has changed since
+  NodeId tip = kNoNode;             // node of the last published block
+  ScopeId scope = 0;
+  Retention retention;
 };
 
 // A prefix found in the index.

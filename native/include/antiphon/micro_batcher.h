@@ -66,7 +66,15 @@ class MicroBatcher {
   }
 
   // Takes a row if it fits, and returns whether it did.
-  bool Take(std::int32_t num_tokens, std::int32_t num_table_deltas);
+  bool Take(std::int32_t num_tokens, std::int32_t num_table_deltas) {
+    if (!Fits(num_tokens, num_table_deltas)) {
+      return false;
+    }
+    --rows_left_;
+    tokens_left_ -= num_tokens;
+    table_deltas_left_ -= num_table_deltas;
+    return true;
+  }
 
   // Requests that may run at once: no more than leave a whole block of the budget to a prompt when
   // all others decode, so that decoding never keeps a prompt from progress.

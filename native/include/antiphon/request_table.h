@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "antiphon/kv_cache.h"
+#include "antiphon/random.h"
 #include "antiphon/types.h"
 
 namespace antiphon {
@@ -34,9 +35,15 @@ struct Refusal {
   std::uint64_t tip_uid = 0;
 };
 
+// A token's bit in a filter of 64: where it isn't set, the token is none of the filter's.
+constexpr std::uint64_t FilterBit(TokenId token) {
+  return std::uint64_t{1} << (static_cast<std::uint32_t>(token) % 64);
+}
+
 // One output that is being made. Counts are tokens unless they say otherwise.
-struct Request {
-  // What every step reads comes first, close together.
+struct alignas(64) Request {
+  // What each step reads and writes of one that decodes comes first, up to the chain's parts of
+  // that kind: three lines of the memory cache.
   Handle handle = 0;
   RequestState state = RequestState::kFree;
   bool held = false;        // gets no rows; kHeld as soon as none is in flight
@@ -45,25 +52,26 @@ struct Request {
   std::uint32_t epoch = 0;  // grows whenever rows that are in flight become void
   std::uint32_t flags = 0;
   SlotId slot = kNoSlot;
-  std::int64_t planned_in = 0;  // the plan that last gave it a row or passed it over
   std::int32_t adapter = 0;
   std::int32_t num_prompt = 0;
+  std::int64_t planned_in = 0;    // the plan that last gave it a row or passed it over
   std::int32_t num_computed = 0;  // leading tokens whose KV is there or being computed
   std::int32_t num_inflight = 0;  // of those: planned, not committed
   std::int32_t num_pending = 0;   // output tokens that steps in flight will bring
-  std::int32_t num_reached = 0;   // the most that were ever computed
   std::int32_t num_steps = 0;
-  std::int32_t num_pauses = 0;
-  std::int32_t max_output = 0;    // what the caller allows
-  std::int32_t output_limit = 0;  // the same, cut to the context
-  std::int32_t output_index = 0;
-  std::uint64_t seed = 0;
+  std::int32_t output_limit = 0;  // what the caller allows, cut to the context
+  std::uint64_t end_filter = 0;   // FilterBit of every token that ends it
+  Draws draws;
   std::vector<TokenId> tokens;  // prompt, then output
   BlockChain chain;
+
   std::int32_t blocks_promised = 0;         // while it runs
   std::vector<std::uint64_t> block_hashes;  // of whole blocks, as far as they were needed
-  std::vector<TokenId> end_ids;             // sorted
-  std::vector<TokenId> stop_ids;            // sorted
+  std::int32_t max_output = 0;              // what the caller allows
+  std::int32_t num_reached = 0;             // the most that were computed before its last pause
+  std::int32_t num_pauses = 0;
+  std::vector<TokenId> end_ids;   // sorted
+  std::vector<TokenId> stop_ids;  // sorted
 
   std::uint64_t arrival = 0;
   std::int32_t priority = 0;

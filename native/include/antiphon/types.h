@@ -120,14 +120,18 @@ class QueueFullError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+[[noreturn, gnu::cold, gnu::noinline]] inline void ThrowInvariantError(
+    std::string_view what, const std::source_location& where) {
+  throw InvariantError(std::string(what) + " (" + where.file_name() + ":" +
+                       std::to_string(where.line()) + ")");
+}
+
 // Throws InvariantError unless `holds`. `what` names what is broken.
 inline void Check(bool holds, std::string_view what,
                   std::source_location where = std::source_location::current()) {
-  if (holds) [[likely]] {
-    return;
+  if (!holds) [[unlikely]] {
+    ThrowInvariantError(what, where);
   }
-  throw InvariantError(std::string(what) + " (" + where.file_name() + ":" +
-                       std::to_string(where.line()) + ")");
 }
 
 // Guards against programmer errors; stays on in release builds.
