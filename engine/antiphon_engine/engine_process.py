@@ -4,6 +4,7 @@ import gc
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -21,7 +22,13 @@ from antiphon_engine.api.messages import (
     StopParams,
 )
 from antiphon_engine.api.process import EngineStart
+from antiphon_engine.arrivals import Arrivals
+from antiphon_engine.cpu_topology import num_physical_cores
 from antiphon_engine.device import CPU, Device
+from antiphon_engine.grammar.base import mask_words
+from antiphon_engine.grammar.filling import MaskFiller
+from antiphon_engine.grammar.preparing import GuideMaker
+from antiphon_engine.guidance import Guidance
 from antiphon_engine.link import FrontEndGoneError, FrontEndLink
 from antiphon_engine.loop import EngineLoop, EngineParts, LoopSettings
 from antiphon_engine.requests import Requests
@@ -35,6 +42,9 @@ OnProgress: TypeAlias = Callable[[str, int, int], None]
 _WARM_UP_PROMPT_TOKENS = 32
 _WARM_UP_OUTPUT_TOKENS = 3
 _LAST_WORDS_S = 1.0
+_GUIDE_MAKERS = 2
+"""So that one grammar that takes long to compile doesn't keep others waiting."""
+_MAX_MASK_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +111,10 @@ def _make_loop(start: EngineStart, link: FrontEndLink, load: Load) -> EngineLoop
     on_progress("warm-up", 0, 1)
     _warm_up(config, model)
     on_progress("warm-up", 1, 1)
-    loop = EngineLoop(make_parts(start, model), link, loop_settings(config))
+    parts = make_parts(start, model)
+    loop = EngineLoop(parts, link, loop_settings(config))
     link.send(_ready(config, model.facts))
+    parts.arrivals.warm_up()
     return loop
 
 
@@ -110,16 +122,31 @@ def make_parts(start: EngineStart, model: LoadedModel) -> EngineParts:
     """Returns what a loop drives, all fresh. Raises StartupError."""
     config, facts = start.config, model.facts
     core = make_core(config, model)
+    requests = Requests(
+        core,
+        vocabulary_size=facts.vocabulary_size,
+        weights=start.checkpoint,
+        num_reserved=config.max_requests,
+    )
+    guide_maker = GuideMaker(
+        Path(start.checkpoint),
+        vocabulary_size=facts.vocabulary_size,
+        cache_bytes=config.grammar_cache_bytes,
+        num_threads=_GUIDE_MAKERS,
+    )
+    filler = MaskFiller(
+        num_rows=config.max_rows,
+        num_words=mask_words(facts.vocabulary_size),
+        num_threads=min(_MAX_MASK_THREADS, num_physical_cores()),
+        step_limit_s=config.grammar_step_limit_ms / 1000,
+    )
     return EngineParts(
         core=core,
         executor=model.executor,
         sampler=_make_sampler(config, model),
-        requests=Requests(
-            core,
-            vocabulary_size=facts.vocabulary_size,
-            weights=start.checkpoint,
-            num_reserved=config.max_requests,
-        ),
+        requests=requests,
+        arrivals=Arrivals(requests, guide_maker),
+        guidance=Guidance(requests, filler),
     )
 
 

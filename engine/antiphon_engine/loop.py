@@ -20,6 +20,7 @@ from antiphon_engine.api.messages import (
     CloseSession,
     CoreStats,
     FinishOutput,
+    FinishReason,
     FlushPrefixCache,
     ForkSession,
     Hold,
@@ -33,9 +34,11 @@ from antiphon_engine.api.messages import (
     Submit,
     ToEngine,
 )
+from antiphon_engine.arrivals import Arrivals
+from antiphon_engine.guidance import Guidance, has_guided_rows
 from antiphon_engine.link import FrontEndGoneError, FrontEndLink
 from antiphon_engine.requests import Requests
-from antiphon_engine.sampler import RowLogprobs, Sampler
+from antiphon_engine.sampler import RowLogprobs, Sampled, Sampler
 from antiphon_engine.step_executor import StepBuffers, StepExecutor
 from antiphon_engine.step_news import collect_news
 
@@ -44,6 +47,8 @@ _log = structlog.get_logger(__name__)
 IDLE_WAIT_S = 1.0
 BLOCKED_WAIT_S = 0.01
 """Between plans that find nothing to run although requests wait; the core ends it after some."""
+ARRIVAL_WAIT_S = 0.001
+"""Between looks for requests whose grammars are being compiled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,8 @@ class EngineParts:
     executor: StepExecutor
     sampler: Sampler
     requests: Requests
+    arrivals: Arrivals
+    guidance: Guidance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +101,8 @@ class EngineLoop:
         self._executor = parts.executor
         self._sampler = parts.sampler
         self._requests = parts.requests
+        self._arrivals = parts.arrivals
+        self._guidance = parts.guidance
         self._link = link
         self._settings = settings
         self._clock_ns = clock_ns
@@ -150,29 +159,47 @@ class EngineLoop:
         if ended:
             now = self._clock_ns()
             self._link.send(StepNews(step=0, start_ns=now, end_ns=now, ended=ended))
+        for failed in self._arrivals.admit():
+            self._link.send(failed)
 
     def _wait_s(self) -> float:
         if self._busy:
             return 0.0
+        if self._arrivals:
+            return ARRIVAL_WAIT_S
         return BLOCKED_WAIT_S if self._requests.may_run else IDLE_WAIT_S
 
     def _handle(self, message: ToEngine) -> list[OutputEnded]:
         """Does what a message asks and returns the outputs that this ended."""
         match message:
             case Submit():
-                failed = self._requests.submit(message.request_id, message.request)
+                failed = self._arrivals.submit(
+                    message.request_id,
+                    message.request,
+                    is_overloaded=self._guidance.is_overloaded,
+                )
                 if failed is not None:
                     self._link.send(failed)
             case Cancel():
-                return self._requests.cancel(message.request_id)
+                return self._arrivals.end(
+                    message.request_id, FinishReason.CANCELLED
+                ) or self._requests.cancel(message.request_id)
             case FinishOutput():
                 ended = self._requests.finish_output(
                     message.request_id, message.output_index, keep_tokens=message.keep_tokens
                 )
-                return [ended] if ended is not None else []
+                if ended is not None:
+                    return [ended]
+                return self._arrivals.end(
+                    message.request_id,
+                    FinishReason.FINISHED_BY_CALLER,
+                    num_tokens=message.keep_tokens,
+                )
             case Hold():
+                self._arrivals.hold(message.request_id)
                 self._requests.hold(message.request_id)
             case Release():
+                self._arrivals.release(message.request_id)
                 self._requests.release(message.request_id)
             case ReadStats():
                 self._link.send(Answer(query_id=message.query_id, value=self._stats()))
@@ -210,8 +237,7 @@ class EngineLoop:
         plan = self._executor.buffers(set_index)
         planned_ns = self._clock_ns()
         self._assign_slots(plan)
-        logits = self._executor.execute(set_index)
-        sampled = self._sampler.sample(logits, plan)
+        sampled = self._compute(set_index, plan)
         self._executor.store_tokens(set_index, sampled.tokens)
         self._flights.append(
             _Flight(
@@ -225,6 +251,25 @@ class EngineLoop:
         self._set_index = (set_index + 1) % self._settings.num_buffer_sets
         return True
 
+    def _compute(self, set_index: int, plan: StepBuffers) -> Sampled:
+        """Has a planned step computed and draws its tokens."""
+        if not has_guided_rows(plan):
+            return self._sampler.sample(self._executor.execute(set_index), plan)
+        stands_on_flights = bool(self._flights)
+        if not stands_on_flights:
+            # Masks are made beside the computation.
+            self._guidance.begin(plan)
+        logits = self._executor.execute(set_index)
+        if stands_on_flights:
+            # What may come next depends on tokens that are not there yet.
+            while self._flights:
+                self._retire(self._flights.popleft())
+            self._guidance.begin(plan)
+        masks, failed = self._guidance.finish()
+        for failure in failed:
+            self._link.send(failure)
+        return self._sampler.sample(logits, plan, masks)
+
     def _retire(self, flight: "_Flight") -> None:
         """Waits for a step, commits it and tells what it brought."""
         self._executor.wait(flight.set_index)
@@ -233,8 +278,10 @@ class EngineLoop:
         executed_ns = self._clock_ns()
         self._core.commit(flight.step_id)
         end_ns = self._clock_ns()
+        plan = self._executor.buffers(flight.set_index)
+        self._guidance.note_tokens(plan)
         news = collect_news(
-            self._executor.buffers(flight.set_index),
+            plan,
             flight.logprobs,
             self._requests,
             start_ns=flight.start_ns,
@@ -272,6 +319,7 @@ class EngineLoop:
     def _stats(self) -> CoreStats:
         return CoreStats(
             **self._core.stats(),
+            **self._guidance.counters,
             num_finished_total=dict(self._requests.num_finished),
             step_time_ns=self._step_time_ns,
             schedule_time_ns=self._schedule_time_ns,

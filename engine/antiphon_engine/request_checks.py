@@ -35,16 +35,12 @@ def find_fault(request: GenerationRequest, *, vocabulary_size: int) -> Fault | N
             reason=ErrorReason.UNSUPPORTED_FEATURE,
             message=f"The engine has no adapter {request.scope.adapter!r}.",
         )
-    if request.grammar is not None or request.thinking is not None:
-        return Fault(
-            reason=ErrorReason.UNSUPPORTED_FEATURE,
-            message="The engine enforces no grammar and ends no reasoning.",
-        )
     message = (
         _prompt_fault(request, vocabulary_size)
         or _resumption_fault(request)
         or _limits_fault(request)
         or _ids_fault(request, vocabulary_size)
+        or _guidance_fault(request, vocabulary_size)
         or _sampling_fault(request.sampling)
     )
     return Fault(reason=ErrorReason.INVALID_FIELD, message=message) if message else None
@@ -118,6 +114,21 @@ def _ids_fault(request: GenerationRequest, vocabulary_size: int) -> str:
                 return f"{name} has {token_id}, outside the vocabulary of {vocabulary_size}."
     if any(token_id < 0 for token_id in request.stop.end_ids):
         return "end_ids has a negative id."
+    return ""
+
+
+def _guidance_fault(request: GenerationRequest, vocabulary_size: int) -> str:
+    thinking = request.thinking
+    if request.grammar is not None and not any(
+        token_id < vocabulary_size for token_id in request.stop.end_ids
+    ):
+        return "end_ids has no token of the model's: what satisfies a grammar has to end."
+    if request.grammar is not None and request.grammar.max_blank < 0:
+        return f"grammar.max_blank is {request.grammar.max_blank}; it must be at least 0."
+    if thinking is not None and not thinking.end_text:
+        return "thinking.end_text is empty; reasoning ends with a marker."
+    if thinking is not None and thinking.max_tokens is not None and thinking.max_tokens < 0:
+        return f"thinking.max_tokens is {thinking.max_tokens}; it must be at least 0."
     return ""
 
 

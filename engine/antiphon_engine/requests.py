@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antiphon_engine import _native
-from antiphon_engine.api.errors import ErrorReason
+from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.messages import (
     CloseSession,
     FinishReason,
@@ -22,6 +22,7 @@ from antiphon_engine.api.messages import (
     RewindSession,
     Scope,
 )
+from antiphon_engine.grammar.guide import Guide
 from antiphon_engine.request_checks import Fault, find_fault, is_sound
 from antiphon_engine.resumption import rest_of
 from antiphon_engine.sampler import sampling_flags
@@ -49,6 +50,8 @@ class ActiveRequest:
     """What is still to be done of it; see `rest_of`."""
     prompt: NDArray[np.int32]
     """The core's: with output that was generated before."""
+    guides: tuple[Guide, ...] = ()
+    """One for each output, where something holds for its tokens."""
     handles: list[int] = field(default_factory=list)
     """The core's, by output index; 0 where the output has ended."""
     started: bool = False
@@ -76,6 +79,7 @@ class Requests:
         """Whose the entries of an index are; 0 where its request has ended."""
         self._request_ids = np.zeros(num_reserved, np.uint64)
         self._output_indices = np.zeros(num_reserved, np.int32)
+        self._guides: list[Guide | None] = [None] * num_reserved
         self._num_tokens = np.zeros(num_reserved, np.int32)
         self._num_steps = np.zeros(num_reserved, np.int32)
         self._num_pauses = np.zeros(num_reserved, np.int32)
@@ -93,8 +97,26 @@ class Requests:
         """Whether a request is there that is not held."""
         return self._num_held < len(self._active)
 
-    def submit(self, request_id: int, request: GenerationRequest) -> RequestFailed | None:
-        """Queues every output of a request in the core, or says why none can be."""
+    def find_fault(self, request_id: int, request: GenerationRequest) -> RequestFailed | None:
+        """Returns what is wrong with a request in itself, and counts it; None: nothing."""
+        fault = find_fault(request, vocabulary_size=self._vocabulary_size)
+        return None if fault is None else self._refused(request_id, fault)
+
+    def refuse(self, request_id: int, error: AntiphonError) -> RequestFailed:
+        """Counts a request that is not served, and returns the news of it."""
+        fault = Fault(reason=error.reason, message=error.message, metadata=error.metadata)
+        return self._refused(request_id, fault)
+
+    def submit(
+        self, request_id: int, request: GenerationRequest, *, guides: tuple[Guide, ...] = ()
+    ) -> RequestFailed | None:
+        """Queues every output of a request in the core, or says why none can be.
+
+        Args:
+            request_id: New.
+            request: Checked here.
+            guides: One for each output, or none: every token may be drawn.
+        """
         assert request_id not in self._active, f"request {request_id} is there already"
         fault = find_fault(request, vocabulary_size=self._vocabulary_size)
         if fault is None:
@@ -102,18 +124,24 @@ class Requests:
                 request_id=request_id,
                 request=rest_of(request),
                 prompt=np.frombuffer(request.prompt, np.int32),
+                guides=guides,
             )
             fault = self._submit_outputs(active)
         if fault is None:
             self._active[request_id] = active
             return None
-        self.num_finished[fault.reason] += 1
-        return RequestFailed(
-            request_id=request_id,
-            reason=fault.reason,
-            message=fault.message,
-            metadata=fault.metadata,
-        )
+        return self._refused(request_id, fault)
+
+    def fail(self, handle: int, error: AntiphonError) -> RequestFailed:
+        """Ends a request that can't go on, all its outputs, by the handle of one of them."""
+        active = self._live_owner(handle)
+        for output_handle in active.handles:
+            if output_handle:
+                self._core.abort(output_handle)
+                self._unbind(output_handle)
+        del self._active[active.request_id]
+        self._num_held -= active.held
+        return self.refuse(active.request_id, error)
 
     def cancel(self, request_id: int) -> list[OutputEnded]:
         """Ends the outputs of a request that have not ended; none where it is unknown."""
@@ -173,6 +201,11 @@ class Requests:
         """Returns the request that a core request belongs to; None where that has ended."""
         index = _index(handle)
         return self._owners[index] if self._handles[index] == handle else None
+
+    def guide(self, handle: int) -> Guide | None:
+        """Returns what guides a core request; None where nothing does or it has ended."""
+        index = _index(handle)
+        return self._guides[index] if self._handles[index] == handle else None
 
     def note_rest(self, handle: int) -> None:
         """Notes that a core request goes on after a pause or a hold."""
@@ -236,6 +269,7 @@ class Requests:
         # An end id that the model can't draw ends nothing; checkpoints name such ids.
         end_ids = [token_id for token_id in stop.end_ids if token_id < self._vocabulary_size]
         scope = self.scope_id(request.scope)
+        flags = sampling_flags(request) | (_native.FLAG_GUIDED if active.guides else 0)
         try:
             for output_index in range(request.num_outputs):
                 handle = self._core.submit(
@@ -247,7 +281,7 @@ class Requests:
                     seed=request.sampling.seed,
                     output_index=output_index,
                     priority=request.priority,
-                    flags=sampling_flags(request),
+                    flags=flags,
                     leader=active.handles[0] if output_index else 0,
                     session=0 if output_index else request.session,
                     retention_priority=request.retention_priority,
@@ -276,11 +310,21 @@ class Requests:
             self._unbind(handle)
         return fault
 
+    def _refused(self, request_id: int, fault: Fault) -> RequestFailed:
+        self.num_finished[fault.reason] += 1
+        return RequestFailed(
+            request_id=request_id,
+            reason=fault.reason,
+            message=fault.message,
+            metadata=fault.metadata,
+        )
+
     def _bind(self, handle: int, active: ActiveRequest, output_index: int) -> None:
         index = _index(handle)
         if index >= len(self._owners):
             self._reserve(max(index + 1, 2 * len(self._owners)))
         self._owners[index] = active
+        self._guides[index] = active.guides[output_index] if active.guides else None
         self._handles[index] = handle
         self._request_ids[index] = active.request_id
         self._output_indices[index] = output_index
@@ -290,6 +334,7 @@ class Requests:
 
     def _unbind(self, handle: int) -> None:
         self._owners[_index(handle)] = None
+        self._guides[_index(handle)] = None
         self._handles[_index(handle)] = 0
 
     def _live_owner(self, handle: int) -> ActiveRequest:
@@ -300,6 +345,7 @@ class Requests:
     def _reserve(self, num: int) -> None:
         more = num - len(self._owners)
         self._owners.extend([None] * more)
+        self._guides.extend([None] * more)
         self._handles = np.pad(self._handles, (0, more))
         self._request_ids = np.pad(self._request_ids, (0, more))
         self._output_indices = np.pad(self._output_indices, (0, more))

@@ -1,8 +1,9 @@
 """Turns a step's logits into tokens.
 
 For each row, in this order: repetition penalty, presence and frequency penalties, bias, the mask of
-end and stop ids before the least output; then the likeliest token where the row is greedy, else
-temperature, min-p, top-k, top-p and a draw. Log-probabilities are those of the raw logits.
+end and stop ids before the least output, or the mask of a guided row, which knows of both; then the
+likeliest token where the row is greedy, else temperature, min-p, top-k, top-p and a draw.
+Log-probabilities are those of the raw logits, also of guided rows: what the model would have said.
 On CUDA all of that is launched, step after step, without a wait for what a step brings.
 
 Shapes: S sampled rows, V the vocabulary, R some of the rows.
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from antiphon_engine import _native
 from antiphon_engine.api.messages import GenerationRequest
 from antiphon_engine.device import CPU, Device
+from antiphon_engine.grammar.masking import StepMasks
 from antiphon_engine.sampling_draw import FLOOR, DrawParams, draw
 from antiphon_engine.sampling_penalties import Penalties, has_penalties
 from antiphon_engine.sampling_sort import draw_by_sorting
@@ -97,14 +99,23 @@ class Sampler:
         self._penalties.write(slot, request.sampling, prompt=prompt, output=output)
 
     @torch.inference_mode()
-    def sample(self, logits: torch.Tensor, plan: StepBuffers) -> Sampled:
+    def sample(
+        self, logits: torch.Tensor, plan: StepBuffers, masks: StepMasks | None = None
+    ) -> Sampled:
         """Draws a token for each sampled row of the plan from `logits` [S, V]; overwrites them."""
         num_rows = int(plan["header"][_native.HEADER_NUM_ROWS])
         step_rows = np.nonzero(np.diff(plan["sample_indptr"][: num_rows + 1]))[0]
         assert step_rows.shape[0] == logits.shape[0], "one position of a row is sampled at most"
         slots, flags = plan["slot"][step_rows], plan["flags"][step_rows]
         raw_rows, raw_logprobs = self._raw_logprobs(logits, flags)
-        self._process(logits, slots, flags, plan["output_position"][step_rows])
+        positions = plan["output_position"][step_rows]
+        if masks is None:
+            self._process(logits, slots, flags, positions)
+        else:
+            # Their masks know where they may end.
+            flags[masks.rows] &= ~np.uint32(_native.FLAG_MIN_TOKENS)
+            self._process(logits, slots, flags, positions)
+            masks.apply(logits, self._device)
         tokens = self._choose(logits, slots, plan["uniform"][step_rows])
         penalised = np.nonzero(flags & _native.FLAG_PENALTIES)[0]
         if penalised.size:

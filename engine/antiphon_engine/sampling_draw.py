@@ -17,6 +17,8 @@ FLOOR = -1e30
 """Stands for minus infinity: far below any logit, yet its differences and quotients stay finite."""
 
 _CHUNK_TOKENS = 512
+_WEIGHTLESS = -746.0
+"""The exponential of less is zero in double precision: nothing below is ever drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +149,8 @@ def _candidate_bound(scaled_rv: torch.Tensor, params: DrawParams) -> torch.Tenso
         likeliest = torch.topk(scaled_rv[index], int(top_k.max()), dim=-1).values
         kth = likeliest.gather(1, top_k[:, None] - 1)[:, 0]
         lowest[index] = torch.maximum(lowest[index], kth)
-    return lowest
+    # Masks leave some rows fewer tokens than top-k asks for; the others are no candidates.
+    return lowest.clamp_(min=_WEIGHTLESS)
 
 
 def _sorted_candidates(

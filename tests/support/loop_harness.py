@@ -164,12 +164,14 @@ def running_loop(
 
 
 @contextmanager
-def running_loop_of(model: LoadedModel, config: EngineConfig) -> Iterator[LoopHarness]:
+def running_loop_of(
+    model: LoadedModel, config: EngineConfig, *, checkpoint: str = "scripted"
+) -> Iterator[LoopHarness]:
     """A fresh loop; its sockets are closed afterwards."""
     front_end, engine_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     # Nobody reads while the loop steps: all that it says between two looks must fit.
     engine_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
-    start = EngineStart(config=config, checkpoint="scripted", logging=EngineLogging())
+    start = EngineStart(config=config, checkpoint=checkpoint, logging=EngineLogging())
     parts = make_parts(start, model)
     with front_end, engine_end:
         loop = EngineLoop(parts, FrontEndLink(engine_end), loop_settings(config))

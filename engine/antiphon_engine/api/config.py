@@ -60,6 +60,10 @@ class EngineConfig:
     """As onload_cost_tokens, for each block."""
     num_kv_events: int = 0
     """Events of the KV cache kept for readers; 0: none."""
+    grammar_cache_bytes: int = 256 << 20
+    """Memory for compiled grammars that later requests may use again."""
+    grammar_step_limit_ms: int = 100
+    """Processor time that a grammar may take for one token; one that takes more fails."""
     stall_limit_s: float = 30.0
     """The engine counts as stalled when it gives no sign of life for this long."""
     restart_delay_s: float = 0.5

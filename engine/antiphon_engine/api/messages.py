@@ -225,6 +225,12 @@ class CoreStats(_Message, frozen=True, kw_only=True):
     num_bypasses_total: int = 0
     """Starts before a request that did not fit yet."""
     num_finished_total: dict[str, int] = {}
+    num_matched_tokens_total: int = 0
+    """Tokens by which grammars' matchers were advanced."""
+    num_masks_total: int = 0
+    """Rows whose tokens were restricted before one was drawn."""
+    mask_time_ns_total: int = 0
+    """Processor time that took, beside the forward pass."""
     step_time_ns: int = 0
     schedule_time_ns: int = 0
 

@@ -30,6 +30,10 @@ class Backends:
         return cls(vocabulary, num_threads=num_threads)
 
     def __getitem__(self, name: BackendName) -> GrammarBackend:
+        return self.build(name)
+
+    def build(self, name: BackendName) -> GrammarBackend:
+        """Returns a backend, which takes seconds where nobody has asked for it before."""
         with self._building:
             backend = self._built.get(name)
             if backend is None:

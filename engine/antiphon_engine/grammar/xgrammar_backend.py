@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from antiphon_engine.api.errors import ErrorReason
 from antiphon_engine.api.grammar import Grammar, GrammarKind
-from antiphon_engine.grammar.base import GrammarError, Matcher
+from antiphon_engine.grammar.base import GrammarError, Matcher, mask_words
 from antiphon_engine.grammar.vocabulary import Vocabulary
 
 _RULE_CACHE_BYTES = 64 << 20
@@ -83,6 +83,7 @@ class XgrammarBackend:
             cache_limit_bytes=_RULE_CACHE_BYTES,
             enable_dynamic_compilation=True,
         )
+        self._warm_up(mask_words(vocabulary.size))
         self._last_word = np.int32((1 << end_id % 32 + 1) - 1 if end_id % 32 < 31 else -1)
         self._batch = xgrammar.BatchGrammarMatcher(max_threads=num_threads)
 
@@ -114,6 +115,13 @@ class XgrammarBackend:
         # The library leaves the bits behind the end as it likes.
         masks[rows, -1] &= self._last_word
         return [None] * len(inner)
+
+    def _warm_up(self, num_words: int) -> None:
+        """Has the masks inside of a string computed, which schemas share and which take longest."""
+        anything = self._compiler.compile_json_schema('{"type":"string"}', strict_mode=False)
+        matcher = xgrammar.GrammarMatcher(anything)
+        matcher.accept_string('"')
+        matcher.fill_next_token_bitmask(np.zeros((1, num_words), np.int32))
 
     def _compile_schema(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
         if grammar.max_blank:

@@ -1,0 +1,40 @@
+"""Masks on logits: tokens that are not allowed become ones that are never drawn.
+
+Shapes: S sampled rows of a step, G of them guided, V the vocabulary, W words of 32 token bits.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from antiphon_engine.device import Device
+from antiphon_engine.sampling_draw import FLOOR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMasks:
+    """Which tokens the guided rows of a step may draw."""
+
+    rows: NDArray[np.int64]
+    """[G] of the S, each once."""
+    words: NDArray[np.int32]
+    """[G, W] one bit a token."""
+
+    def apply(self, logits: torch.Tensor, device: Device) -> None:
+        """Puts the logits [S, V] of tokens that are not allowed to the floor, in place."""
+        if device.is_cuda:
+            self._apply_at_once(logits, device)
+            return
+        for row, words in zip(self.rows, self.words, strict=True):
+            bits = np.unpackbits(words.view(np.uint8), bitorder="little", count=logits.shape[1])
+            logits[row].masked_fill_(torch.from_numpy(bits == 0), FLOOR)
+
+    def _apply_at_once(self, logits: torch.Tensor, device: Device) -> None:
+        words_gw = device.upload(self.words)
+        places = torch.arange(32, dtype=torch.int32, device=words_gw.device)
+        bits_gv = (words_gw[:, :, None] >> places).bitwise_and_(1).flatten(1)
+        rows = device.upload(self.rows)
+        masked_gv = logits[rows].masked_fill_(bits_gv[:, : logits.shape[1]] == 0, FLOOR)
+        logits[rows] = masked_gv

@@ -1,0 +1,195 @@
+"""Makes guides of requests on threads of its own, so that no step waits for a compilation."""
+
+import os
+import queue
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import structlog
+
+from antiphon_engine.api.errors import AntiphonError, ErrorReason, StartupError
+from antiphon_engine.api.grammar import Grammar, GrammarBackend, Thinking
+from antiphon_engine.api.messages import GenerationRequest
+from antiphon_engine.grammar.backends import Backends
+from antiphon_engine.grammar.base import CompiledGrammar, GrammarError, mask_words
+from antiphon_engine.grammar.guide import EndRules, Guide
+from antiphon_engine.grammar.thinking import EndMarker, ThinkingGate
+from antiphon_engine.grammar.vocabulary import Vocabulary
+
+_log = structlog.get_logger(__name__)
+
+_NICENESS = 5
+_NUM_MARKERS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A request whose guides are there, or why it can have none."""
+
+    request_id: int
+    guides: tuple[Guide, ...] = ()
+    """One for each output."""
+    error: AntiphonError | None = None
+
+
+def needs_guides(request: GenerationRequest) -> bool:
+    """Returns whether something holds for a request's tokens."""
+    has_budget = request.thinking is not None and request.thinking.max_tokens is not None
+    return request.grammar is not None or has_budget
+
+
+class GuideMaker:
+    """Prepares requests in the order in which they come, a few at a time."""
+
+    def __init__(
+        self, checkpoint: Path, *, vocabulary_size: int, cache_bytes: int, num_threads: int
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._vocabulary_size = vocabulary_size
+        self._num_threads = num_threads
+        self._grammars = GrammarCache(cache_bytes)
+        self._markers: OrderedDict[str, EndMarker] = OrderedDict()
+        self._backends: Backends | None = None
+        self._loading = threading.Lock()
+        self._wanted: queue.SimpleQueue[tuple[int, GenerationRequest] | None] = queue.SimpleQueue()
+        self._prepared: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def start(self, request_id: int, request: GenerationRequest) -> None:
+        """Begins to prepare a request; `take_prepared` returns it some time."""
+        self._wanted.put((request_id, request))
+        self._hire()
+
+    def warm_up(self) -> None:
+        """Begins to load what the first guided request would have to wait for."""
+        self._wanted.put(None)
+        self._hire()
+
+    def take_prepared(self) -> list[Prepared]:
+        """Returns what has been prepared since the last call, without waiting."""
+        if not all(thread.is_alive() for thread in self._threads):
+            raise RuntimeError("a thread that prepares grammars has died")
+        prepared = []
+        while not self._prepared.empty():
+            prepared.append(self._prepared.get())
+        return prepared
+
+    def _hire(self) -> None:
+        if len(self._threads) < self._num_threads:
+            thread = threading.Thread(target=self._work, name="guide maker", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _work(self) -> None:
+        # Threads that compile give way to those that compute steps.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        while True:
+            wanted = self._wanted.get()
+            if wanted is None:
+                self._load_all()
+            else:
+                self._prepared.put(self._prepare(*wanted))
+
+    def _load_all(self) -> None:
+        try:
+            backends = self._load()
+        except StartupError as error:
+            _log.info("no grammar can be enforced", cause=str(error))
+            return
+        for name in GrammarBackend:
+            backends.build(name)
+
+    def _prepare(self, request_id: int, request: GenerationRequest) -> Prepared:
+        try:
+            backends = self._load()
+            guides = [self._make(request, backends) for _ in range(request.num_outputs)]
+            _catch_up(guides, request, backends.vocabulary)
+        except GrammarError as error:
+            return Prepared(request_id=request_id, error=error)
+        except StartupError as error:
+            unsupported = AntiphonError(ErrorReason.UNSUPPORTED_CONSTRAINT, str(error))
+            return Prepared(request_id=request_id, error=unsupported)
+        return Prepared(request_id=request_id, guides=tuple(guides))
+
+    def _load(self) -> Backends:
+        with self._loading:
+            if self._backends is None:
+                self._backends = Backends.load(
+                    self._checkpoint, vocabulary_size=self._vocabulary_size
+                )
+            return self._backends
+
+    def _make(self, request: GenerationRequest, backends: Backends) -> Guide:
+        grammar, thinking = request.grammar, request.thinking
+        compiled = self._grammars.compile(grammar, backends) if grammar is not None else None
+        return Guide(
+            EndRules.of(request.stop, backends.vocabulary),
+            matcher=compiled.matcher() if compiled is not None else None,
+            backend=backends[grammar.backend] if grammar is not None else None,
+            gate=self._gate(thinking, backends.vocabulary) if thinking is not None else None,
+        )
+
+    def _gate(self, thinking: Thinking, vocabulary: Vocabulary) -> ThinkingGate:
+        with self._loading:
+            marker = self._markers.get(thinking.end_text)
+            if marker is None:
+                marker = EndMarker.of(thinking.end_text, vocabulary)
+                self._markers[thinking.end_text] = marker
+                if len(self._markers) > _NUM_MARKERS:
+                    self._markers.popitem(last=False)
+        if thinking.max_tokens is not None and not all(marker.spellings):
+            raise GrammarError(
+                ErrorReason.UNSUPPORTED_FEATURE,
+                f"The model's tokens can't spell {thinking.end_text!r}, so its reasoning can't be "
+                "ended after a number of tokens.",
+            )
+        return ThinkingGate(thinking, marker)
+
+
+class GrammarCache:
+    """Compiled grammars by what they are compiled of, within a number of bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
+        self._changing = threading.Lock()
+
+    def compile(self, grammar: Grammar, backends: Backends) -> CompiledGrammar:
+        """Returns a grammar compiled, now or before. Raises GrammarError, and keeps nothing."""
+        with self._changing:
+            known = self._compiled.get(grammar)
+            if known is not None:
+                self._compiled.move_to_end(grammar)
+                return known
+        compiled = backends.compile(grammar)
+        with self._changing:
+            self._compiled[grammar] = compiled
+            self._shrink()
+        return compiled
+
+    def _shrink(self) -> None:
+        """Forgets what was used longest ago. Sizes are asked for again: grammars grow with use."""
+        sizes = {
+            grammar: len(grammar.text) + compiled.size_bytes
+            for grammar, compiled in self._compiled.items()
+        }
+        num_bytes = sum(sizes.values())
+        while num_bytes > self._max_bytes and self._compiled:
+            grammar, _ = self._compiled.popitem(last=False)
+            num_bytes -= sizes[grammar]
+
+
+def _catch_up(guides: list[Guide], request: GenerationRequest, vocabulary: Vocabulary) -> None:
+    """Brings guides behind output that was generated before, and has the first masks computed."""
+    resumed = np.zeros(0, np.int32)
+    if request.num_resumed_tokens:
+        resumed = np.frombuffer(request.prompt, np.int32)[-request.num_resumed_tokens :]
+    scratch = np.zeros((1, mask_words(vocabulary.size)), np.int32)
+    for guide in guides:
+        for token_id in resumed.tolist():
+            guide.accept(token_id)
+        if guide.restricts:
+            guide.fill(scratch)
