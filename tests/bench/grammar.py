@@ -38,7 +38,11 @@ def main() -> int:
     cases = _cases(arguments)
     vocabulary = Vocabulary(arguments.checkpoint or default_checkpoint())
     walkers = {
-        candidate: Walker(vocabulary, compiler(candidate, vocabulary, arguments.max_blank))
+        candidate: Walker(
+            vocabulary,
+            compiler(candidate, vocabulary, arguments.max_blank),
+            num_repeats=arguments.repeats,
+        )
         for candidate in arguments.only
     }
     verdicts = _run(arguments, cases, walkers)
@@ -64,6 +68,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=1, help="every n-th case")
     parser.add_argument("--workers", type=int, default=1, help="processes side by side")
     parser.add_argument("--limit-s", type=float, default=60.0, help="time for a schema")
+    parser.add_argument("--repeats", type=int, default=1, help="of each text; the least counts")
     parser.add_argument("--max-blank", type=int, default=16, help="blanks in a row")
     parser.add_argument("--failures", type=Candidate, nargs="+", default=[], help="list them")
     parser.add_argument("--by-group", action="store_true", help="shares by keyword or source")

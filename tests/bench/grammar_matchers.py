@@ -61,11 +61,7 @@ class Vocabulary:
         path = checkpoint / "tokenizer.json"
         self.tokenizer = Tokenizer.from_file(str(path))
         self.size: int = config["vocab_size"]
-        ends = config["eos_token_id"]
-        generation = checkpoint / "generation_config.json"
-        if generation.exists():
-            ends = json.loads(generation.read_text()).get("eos_token_id", ends)
-        self.end_ids: Sequence[int] = ends if isinstance(ends, list) else [ends]
+        self.end_ids = self._end_ids(config)
         ids = self.tokenizer.get_vocab(with_added_tokens=True)
         # One more than the model has, as the engine's masks have a bit for the end.
         texts = [""] * (self.size + 1)
@@ -81,6 +77,16 @@ class Vocabulary:
         self.llguidance = llguidance.LLTokenizer(
             path.read_text(encoding="utf-8"), n_vocab=self.size + 1, eos_token=list(self.end_ids)
         )
+
+    def _end_ids(self, config: dict[str, object]) -> Sequence[int]:
+        generation = self.checkpoint / "generation_config.json"
+        settings = self.checkpoint / "tokenizer_config.json"
+        ends = config.get("eos_token_id")
+        if generation.exists():
+            ends = json.loads(generation.read_text()).get("eos_token_id", ends)
+        if ends is None:
+            ends = self.tokenizer.token_to_id(json.loads(settings.read_text())["eos_token"])
+        return ends if isinstance(ends, list) else [ends]
 
     def encode(self, text: str) -> list[int]:
         """Returns the tokens that the model would see."""

@@ -44,9 +44,13 @@ class Verdict:
 class Walker:
     """Walks instances with one candidate."""
 
-    def __init__(self, vocabulary: Vocabulary, compile_schema: Compile) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, compile_schema: Compile, *, num_repeats: int
+    ) -> None:
+        """Takes how often each text is walked; of each mask's times the least counts."""
         self._vocabulary = vocabulary
         self._compile = compile_schema
+        self._num_repeats = num_repeats
         self._mask = np.zeros((1, mask_words(vocabulary.size)), dtype=np.int32)
 
     def walk(self, case: Case) -> Verdict:
@@ -70,8 +74,11 @@ class Walker:
         more = [] if instance.is_valid else odd_texts(instance.value, case.schema)
         stops = []
         for text in (*written, *more):
+            mask_ns: list[int] = []
+            stopped_at = self._stop(start(), text, mask_ns)
             # Odd texts are attacks: what they cost says nothing of what a model would meet.
-            stopped_at = self._stop(start(), text, [] if text in more else verdict.mask_ns)
+            if text in written:
+                verdict.mask_ns += self._least(start, text, mask_ns)
             if stopped_at is None:
                 if not instance.is_valid:
                     verdict.invalid_accepted.append(text)
@@ -80,6 +87,13 @@ class Walker:
             stops.append(text[:stopped_at] + STOP + text[stopped_at:])
         if instance.is_valid:
             verdict.valid_rejected.append(stops[0])
+
+    def _least(self, start: Start, text: str, mask_ns: list[int]) -> list[int]:
+        for _ in range(self._num_repeats - 1):
+            again_ns: list[int] = []
+            self._stop(start(), text, again_ns)
+            mask_ns = list(map(min, mask_ns, again_ns))
+        return mask_ns
 
     def _stop(self, matcher: Matcher, text: str, mask_ns: list[int]) -> int | None:
         """Returns after how many characters a text is stopped; None: it is taken, and may end."""
