@@ -27,6 +27,10 @@ Listener = Callable[[Event], None]
 
 _END_GRACE_S: Final = 1.0
 """How long the engine may take to confirm an end before that is told without it."""
+_AS_IT_HAD_TO_BE: Final = frozenset(
+    {FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_TOOL_CALLS}
+)
+"""Ends of outputs that keep to their constraint."""
 _BURST_ENTRIES: Final = 512
 """Tokens and their log-probabilities, beyond which work on them leaves the event loop."""
 _NANOS: Final = 1_000_000_000
@@ -55,6 +59,7 @@ class Generation:
         self.outputs: Final = [OutputRecord(index=index) for index in range(spec.num_outputs)]
         self._spec = spec
         self._run = run
+        self._checker = model.checker
         self._progress = [new_progress(record, spec, model) for record in self.outputs]
         self._unconfirmed = set(range(spec.num_outputs))  # The engine has not told their end.
         self._facts = RequestFacts()
@@ -281,7 +286,16 @@ class Generation:
         if self.outputs[index].finished:
             return []
         deltas = await self._deltas_of(index, part)
-        return [*deltas, self._end_of(index)] if self.outputs[index].finished else [*deltas]
+        if not self.outputs[index].finished:
+            return [*deltas]
+        await self._verify(index)
+        return [*deltas, self._end_of(index)]
+
+    async def _verify(self, index: int) -> None:
+        """Checks an output that has ended by itself. Raises AntiphonError: it has to fail."""
+        constraint = self._spec.constraint
+        if constraint is not None and self.outputs[index].finish_reason in _AS_IT_HAD_TO_BE:
+            await self._checker.verify(constraint, self._progress[index].whole_answer())
 
     async def _deltas_of(self, index: int, part: NewTokens) -> list[Delta]:
         """Works bursts out beside the event loop, where there is room for that."""
