@@ -41,9 +41,7 @@ class Capabilities:
         )
 
 
-BUILT: Final = Capabilities(
-    chat=True, constraints=frozenset({"json_schema", "json_object", "regex", "ebnf", "choice"})
-)
+BUILT: Final = Capabilities(chat=True)
 """What this release can do; a model offers what of that it can do itself."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from antiphon.v1.inference_pb2 import GenerationCompleted, OutputFinished
+from antiphon.v1.inference_pb2 import GenerationCompleted, OutputFinished, ToolCallReady
 from antiphon.v1.types_pb2 import Delta, FinishReason, GenerationStarted, Timings, Usage
 
 from antiphon_engine.api import messages
@@ -22,15 +22,12 @@ from antiphon_server.offload import Offload
 from antiphon_server.request_facts import RequestFacts
 from antiphon_server.served_model import ServedModel
 
-Event = GenerationStarted | Delta | OutputFinished | GenerationCompleted
+OutputEvent = Delta | ToolCallReady | OutputFinished
+Event = GenerationStarted | OutputEvent | GenerationCompleted
 Listener = Callable[[Event], None]
 
 _END_GRACE_S: Final = 1.0
 """How long the engine may take to confirm an end before that is told without it."""
-_AS_IT_HAD_TO_BE: Final = frozenset(
-    {FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_TOOL_CALLS}
-)
-"""Ends of outputs that keep to their constraint."""
 _BURST_ENTRIES: Final = 512
 """Tokens and their log-probabilities, beyond which work on them leaves the event loop."""
 _NANOS: Final = 1_000_000_000
@@ -59,7 +56,6 @@ class Generation:
         self.outputs: Final = [OutputRecord(index=index) for index in range(spec.num_outputs)]
         self._spec = spec
         self._run = run
-        self._checker = model.checker
         self._progress = [new_progress(record, spec, model) for record in self.outputs]
         self._unconfirmed = set(range(spec.num_outputs))  # The engine has not told their end.
         self._facts = RequestFacts()
@@ -78,6 +74,7 @@ class Generation:
             prompt_tokens=len(self._spec.prompt_ids),
             cached_prompt_tokens=self._facts.cached_prompt_tokens or 0,
             output_tokens=sum(len(record.token_ids) for record in self.outputs),
+            reasoning_tokens=sum(record.num_reasoning_tokens for record in self.outputs),
         )
 
     @property
@@ -281,21 +278,22 @@ class Generation:
                     listener(delta)
         return True
 
-    async def _events_of(self, index: int, part: NewTokens) -> list[Delta | OutputFinished]:
-        """Returns what new tokens of an output make, its end behind them."""
-        if self.outputs[index].finished:
+    async def _events_of(self, index: int, part: NewTokens) -> list[OutputEvent]:
+        """Returns what new tokens of an output make, its calls and its end behind them.
+
+        Raises:
+            AntiphonError: CONSTRAINT_VIOLATED.
+        """
+        record = self.outputs[index]
+        if record.finished:
             return []
         deltas = await self._deltas_of(index, part)
-        if not self.outputs[index].finished:
+        if not record.finished:
             return [*deltas]
-        await self._verify(index)
-        return [*deltas, self._end_of(index)]
-
-    async def _verify(self, index: int) -> None:
-        """Checks an output that has ended by itself. Raises AntiphonError: it has to fail."""
-        constraint = self._spec.constraint
-        if constraint is not None and self.outputs[index].finish_reason in _AS_IT_HAD_TO_BE:
-            await self._checker.verify(constraint, self._progress[index].whole_answer())
+        if record.has_broken_call:
+            raise _broken_call(index)
+        calls = [ToolCallReady(output_index=index, tool_call=call) for call in record.tool_calls]
+        return [*deltas, *calls, self._end_of(index)]
 
     async def _deltas_of(self, index: int, part: NewTokens) -> list[Delta]:
         """Works bursts out beside the event loop, where there is room for that."""
@@ -330,6 +328,14 @@ class Generation:
         with contextlib.suppress(AntiphonError):
             while self._unconfirmed and await self._next_news() is not None:
                 pass
+
+
+def _broken_call(index: int) -> AntiphonError:
+    return AntiphonError(
+        ErrorReason.CONSTRAINT_VIOLATED,
+        f"output {index} has a tool call that can't be read; the server's log tells more",
+        metadata={"output_index": str(index)},
+    )
 
 
 def leave(spec: GenerationSpec, place: Place, used_tokens: int) -> None:

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from antiphon.v1.types_pb2 import Delta, FinishReason, OutputChannel, StopMatch
+from antiphon.v1.types_pb2 import Delta, FinishReason, OutputChannel, StopMatch, ToolCall
 
 from antiphon_engine.api import messages
 from antiphon_server.convert import FINISH_REASONS, to_position_logprobs
+from antiphon_server.output_calls import OutputCalls
 from antiphon_server.text.output_channels import Channel
 from antiphon_server.text.output_text import OutputText, Piece, StopHit, join_pieces
 from antiphon_server.text.tokenizer import Tokenizer
@@ -23,6 +24,7 @@ _CHANNELS: Final = {
     Channel.TOOL_CALL: OutputChannel.OUTPUT_CHANNEL_TOOL_CALL,
 }
 _UNFINISHED: Final = FinishReason.FINISH_REASON_UNSPECIFIED
+_BY_ITSELF: Final = FinishReason.FINISH_REASON_STOP
 
 _SHOWN_ON_REQUEST: Final = frozenset({messages.FinishReason.END_ID, messages.FinishReason.STOP_ID})
 """Ends by a token, whose text is shown only where special tokens are."""
@@ -44,6 +46,13 @@ class OutputRecord:
     stop_match: StopMatch | None = None
     pieces: list[str] = field(default_factory=list)
     reasoning_pieces: list[str] = field(default_factory=list)
+    tool_calls: Sequence[ToolCall] = ()
+    """Those that are complete."""
+    num_reasoning_tokens: int = 0
+    ends_inside_call: bool = False
+    """Whether a tool call has begun and not ended; set with the output's end."""
+    has_broken_call: bool = False
+    """What should have been a call was none, or has no end though the output ended by itself."""
 
     @property
     def text(self) -> str:
@@ -54,13 +63,6 @@ class OutputRecord:
     def reasoning(self) -> str:
         """What was delivered of its thinking."""
         return "".join(self.reasoning_pieces)
-
-    def take(self, piece: Piece) -> None:
-        """Adds what is delivered now."""
-        if piece.channel is Channel.REASONING:
-            self.reasoning_pieces.append(piece.text)
-        elif piece.channel is Channel.CONTENT and piece.text:
-            self.pieces.append(piece.text)
 
     @property
     def finished(self) -> bool:
@@ -106,11 +108,14 @@ class OutputProgress:
         record: OutputRecord,
         *,
         text: OutputText,
+        calls: OutputCalls,
         tokenizer: Tokenizer,
         config: ResolvedConfig,
     ) -> None:
+        record.tool_calls = calls.complete
         self._record = record
         self._text = text
+        self._calls = calls
         self._tokenizer = tokenizer
         self._config = config
         self._want_logprobs = config.top_logprobs is not None
@@ -135,14 +140,6 @@ class OutputProgress:
         """How many tokens `take` may get at a time."""
         return max(1, MAX_DELTA_ENTRIES // self.entries_per_token)
 
-    def whole_answer(self) -> str:
-        """Returns the finished answer without the token that ended it, which may show in it."""
-        record = self._record
-        match = record.stop_match
-        if match is None or not self._config.show_special_tokens:
-            return record.text
-        return record.text.removesuffix(self._tokenizer.token_bytes(match.token_id).decode())
-
     def take(self, new: NewTokens) -> list[Delta]:
         """Returns the deltas that are due; none of them is empty. Sets the record's end.
 
@@ -166,7 +163,13 @@ class OutputProgress:
             self._end_by_text(stop)
         elif ended is not None:
             self._end(ended)
-        return self._report(pieces)
+        deltas = self._report(pieces)
+        record.ends_inside_call = record.finished and self._text.open_call_start is not None
+        if record.finish_reason == _BY_ITSELF:
+            record.has_broken_call = record.ends_inside_call or self._text.is_broken
+        if record.finish_reason == _BY_ITSELF and record.tool_calls:
+            record.finish_reason = FinishReason.FINISH_REASON_TOOL_CALLS
+        return deltas
 
     def take_last(self, new: NewTokens, reason: "FinishReason.ValueType") -> list[Delta]:
         """Like `take` for the tokens, after which the output ends for a reason of ours."""
@@ -179,6 +182,7 @@ class OutputProgress:
             else:
                 self._record.finish_reason = reason
             deltas += self._report(pieces)
+            self._record.ends_inside_call = self._text.open_call_start is not None
         return deltas
 
     def _end_by_text(self, stop: StopHit) -> None:
@@ -211,31 +215,44 @@ class OutputProgress:
     def _report(self, pieces: Sequence[Piece]) -> list[Delta]:
         """Returns deltas with new text, and the tokens whose text is out by now."""
         deltas: list[Delta] = []
+        self._record.num_reasoning_tokens = self._text.num_thinking_tokens
         for piece in pieces:
-            self._record.take(piece)
+            delta = self._delta_of(piece)
             if self._reports_tokens:
-                deltas += self._with_its_tokens(piece, is_last=piece is pieces[-1])
+                deltas += self._with_its_tokens(delta, piece, is_last=piece is pieces[-1])
             elif piece.text:
-                deltas.append(self._delta(piece, piece.text))
+                deltas.append(delta)
         return deltas
 
-    def _with_its_tokens(self, piece: Piece, *, is_last: bool) -> Iterator[Delta]:
-        """Yields a piece, and the tokens up to its end: those of several deltas where many."""
+    def _with_its_tokens(self, delta: Delta, piece: Piece, *, is_last: bool) -> Iterator[Delta]:
+        """Yields a delta with the tokens up to its end; where they are many, some before it."""
         self._num_told += piece.num_tokens
         ends_here = is_last and self._record.finished
         assert not ends_here or self._num_told == len(self._unreported_ids)
         # A delta is bounded, so the first of many tokens go ahead of the text.
         while self._num_told > self.max_take_tokens:
-            yield self._with_tokens(self._delta(piece, ""), self.max_take_tokens)
-        if piece.text or (ends_here and self._num_told):
-            yield self._with_tokens(self._delta(piece, piece.text), self._num_told)
+            ahead = Delta(output_index=delta.output_index, channel=delta.channel)
+            ahead.call_id = delta.call_id
+            ahead.tool_name, delta.tool_name = delta.tool_name, ""
+            yield self._with_tokens(ahead, self.max_take_tokens)
+        if delta.text or (ends_here and self._num_told):
+            yield self._with_tokens(delta, self._num_told)
 
-    def _delta(self, piece: Piece, text: str) -> Delta:
-        return Delta(
-            output_index=self._record.index,
+    def _delta_of(self, piece: Piece) -> Delta:
+        """Returns a piece without its tokens, and notes what it says."""
+        record = self._record
+        delta = Delta(
+            output_index=record.index,
             channel=_CHANNELS[piece.channel],
-            text=text,
+            text=piece.text,
         )
+        if piece.channel is Channel.TOOL_CALL:
+            delta.call_id = self._calls.take(piece).call_id
+            delta.tool_name = piece.tool_name
+        elif piece.text:
+            is_content = piece.channel is Channel.CONTENT
+            (record.pieces if is_content else record.reasoning_pieces).append(piece.text)
+        return delta
 
     def _with_tokens(self, delta: Delta, num_tokens: int) -> Delta:
         """Returns the delta with what was asked for of the first tokens not reported yet."""

@@ -6,17 +6,19 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from antiphon_engine.api import messages
+from antiphon_engine.api.grammar import Thinking
 from antiphon_server.access.quotas import Place
-from antiphon_server.constraints.request import CheckedConstraint
 from antiphon_server.convert import pack_token_ids
 from antiphon_server.endurance import Endurance
 from antiphon_server.generation_output import NewTokens, OutputProgress, OutputRecord
+from antiphon_server.output_calls import OutputCalls
 from antiphon_server.retention import RetentionHint
 from antiphon_server.served_model import ServedModel
+from antiphon_server.text.output_channels import ChannelSpec
 from antiphon_server.text.output_text import OutputText, TextSpec
 from antiphon_server.validation import ResolvedConfig
 
-PROMPT_TAIL_TOKENS: Final = 64
+_PROMPT_TAIL_TOKENS: Final = 64
 """As much of the prompt as can decide how the output's first characters decode."""
 
 
@@ -39,10 +41,14 @@ class GenerationSpec:
     retention: RetentionHint = field(default_factory=RetentionHint)
     resumed: NewTokens = field(default_factory=NewTokens)
     """What was generated before of the one output, which goes on behind it; told as if new."""
-    constraint: CheckedConstraint | None = None
-    """What every output that ends by itself is like."""
     endurance: Endurance | None = None
     """None: it fails when its engine does."""
+    channels: ChannelSpec = field(default_factory=ChannelSpec)
+    """What its outputs may consist of."""
+    thinking: Thinking | None = None
+    """What the engine must know of an output that begins with thinking."""
+    call_scope: str = ""
+    """What the ids of its tool calls are made of; see `tool_call_id`."""
 
 
 def to_request(spec: GenerationSpec, scope: messages.Scope) -> messages.GenerationRequest:
@@ -62,23 +68,29 @@ def to_request(spec: GenerationSpec, scope: messages.Scope) -> messages.Generati
         session=spec.retention.session,
         retention_priority=spec.retention.priority,
         retention_us=spec.retention.duration_us,
-        grammar=spec.constraint.grammar if spec.constraint else None,
+        thinking=spec.thinking,
     )
     return request.resumed_behind(array("i", spec.resumed.token_ids))
 
 
-def new_progress(record: OutputRecord, spec: GenerationSpec, model: ServedModel) -> OutputProgress:
-    """Returns what turns an output's tokens into text."""
+def text_spec(spec: GenerationSpec) -> TextSpec:
+    """Returns how outputs' tokens become text."""
     config = spec.config
-    text = TextSpec(
-        prompt_tail=spec.prompt_ids[-PROMPT_TAIL_TOKENS:],
+    return TextSpec(
+        prompt_tail=spec.prompt_ids[-_PROMPT_TAIL_TOKENS:],
         stop_strings=config.stop_strings,
         include_stop_string=config.include_stop_string,
         show_special_tokens=config.show_special_tokens,
+        channels=spec.channels,
     )
+
+
+def new_progress(record: OutputRecord, spec: GenerationSpec, model: ServedModel) -> OutputProgress:
+    """Returns what turns an output's tokens into text."""
     return OutputProgress(
         record,
-        text=OutputText(model.tokenizer, text),
+        text=OutputText(model.tokenizer, text_spec(spec)),
+        calls=OutputCalls(spec.call_scope, record.index),
         tokenizer=model.tokenizer,
-        config=config,
+        config=spec.config,
     )

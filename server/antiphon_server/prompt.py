@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from antiphon.v1.types_pb2 import Prompt
+from antiphon.v1.types_pb2 import Prompt, ReasoningConfig
 
 from antiphon_engine.api.errors import FieldViolation, InvalidRequest
 from antiphon_server.offload import Offload
@@ -15,8 +15,18 @@ _MANY_ITEMS: Final = 1000
 """To check more would hold the event loop up."""
 
 
+def asks_to_think(reasoning: ReasoningConfig) -> bool | None:
+    """Returns whether the model is to think; None: as it does by itself."""
+    return reasoning.enabled if reasoning.HasField("enabled") else None
+
+
 async def render_prompt(
-    prompt: Prompt, *, model: ServedModel, offload: Offload, path: str
+    prompt: Prompt,
+    *,
+    model: ServedModel,
+    offload: Offload,
+    path: str,
+    reasoning: bool | None = None,
 ) -> Rendered:
     """Returns the prompt as the model gets it: at least one token id, and its text.
 
@@ -24,23 +34,34 @@ async def render_prompt(
 
     An empty text is a prompt where the tokenizer puts a token before every text, and else refused.
 
+    Args:
+        prompt: As it came.
+        model: Whose prompt it is.
+        offload: Where the work is done.
+        path: What stands before the prompt's fields where one is at fault.
+        reasoning: Whether the model is to think; None: the template's own default.
+
     Raises:
         InvalidRequest: the prompt is malformed, empty, or has a token id beyond the vocabulary.
-        AntiphonError: UNSUPPORTED_FEATURE, NO_CHAT_TEMPLATE, TEMPLATE_ERROR, or OVERLOADED.
+        AntiphonError: UNSUPPORTED_FEATURE, NO_CHAT_TEMPLATE, TEMPLATE_ERROR, TOOL_RESULTS_MISSING
+            or OVERLOADED.
     """
     if len(prompt.conversation.items) <= _MANY_ITEMS:
-        check_prompt(prompt, path)
+        check_prompt(prompt, path, model=model)
     else:
-        await offload.run(check_prompt, prompt, path)
-    return await offload.run(_render, prompt, model, path)
+        await offload.run(check_prompt, prompt, path, model=model)
+    return await offload.run(_render, prompt, model, path, reasoning)
 
 
-def _render(prompt: Prompt, model: ServedModel, path: str) -> Rendered:
+def _render(prompt: Prompt, model: ServedModel, path: str, reasoning: bool | None) -> Rendered:
     kind = prompt.WhichOneof("kind")
     if kind == "token_ids":
         return _take_ids(prompt, model, join_path(path, "token_ids.ids"))
     if kind == "conversation":
-        rendered = model.renderer.render_conversation(prompt.conversation.items)
+        conversation = prompt.conversation
+        rendered = model.renderer.render_conversation(
+            conversation.items, tools=conversation.tools, reasoning=reasoning
+        )
     else:
         rendered = model.renderer.render_text(
             prompt.text, allow_special_tokens=prompt.allow_special_tokens

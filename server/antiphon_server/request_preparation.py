@@ -1,27 +1,29 @@
 """From a request as it was sent to what the engine needs of it."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from antiphon.v1.inference_pb2 import (
-    GenerateRequest,
-    ValidateConstraintRequest,
-    ValidateConstraintResponse,
-)
+from antiphon.v1.inference_pb2 import GenerateRequest
 
 from antiphon_engine.api.messages import Scope
-from antiphon_server.constraints.enforcement import constraint_of
-from antiphon_server.constraints.trying import try_constraint
 from antiphon_server.generation_spec import GenerationSpec
 from antiphon_server.generator import Generator
 from antiphon_server.offload import Offload
-from antiphon_server.prompt import render_prompt
+from antiphon_server.output_plan import OutputNeeds, OutputPlan, plan_output
+from antiphon_server.prompt import asks_to_think, render_prompt
 from antiphon_server.served_model import ServedModel
 from antiphon_server.served_models import find_model
 from antiphon_server.trace_context import TraceContext
-from antiphon_server.validation import check_config, resolve_config, resolve_num_outputs
+from antiphon_server.validation import (
+    check_config,
+    check_tool_choice,
+    is_constrained,
+    reads_calls,
+    resolve_config,
+    resolve_num_outputs,
+)
 from antiphon_server.validation_fields import join_path
 
 
@@ -71,50 +73,66 @@ class RequestPreparation:
         """
         path = terms.path
         model = find_model(self._models, request.model)
-        check_config(request.config, model=model, path=join_path(path, "config"))
+        config_path = join_path(path, "config")
+        check_config(request.config, model=model, path=config_path)
+        check_tool_choice(request.config, request.prompt.conversation.tools, config_path)
         asked = request.num_outputs if request.HasField("num_outputs") else None
         num_outputs = resolve_num_outputs(asked, model=model, path=join_path(path, "num_outputs"))
         generator = self._generators[model.name]
         generator.check(terms.scope.tenant, deadline_ns=terms.deadline_ns)
         return Checked(model=model, generator=generator, num_outputs=num_outputs)
 
-    async def try_constraint(
-        self, request: ValidateConstraintRequest
-    ) -> ValidateConstraintResponse:
-        """Says whether requests may use a constraint. Raises AntiphonError: nobody can say."""
-        return await try_constraint(request, find_model(self._models, request.model))
-
     async def render(
         self, request: GenerateRequest, checked: Checked, terms: Terms
     ) -> GenerationSpec:
         """Renders the prompt of a request that was checked, and resolves how to generate.
 
-        Its constraint is looked into before that.
-
         Raises:
             AntiphonError: it is refused.
         """
         model, path = checked.model, terms.path
-        constraint = await constraint_of(request.config, model, path=join_path(path, "config"))
         rendered = await render_prompt(
-            request.prompt, model=model, offload=self._offload, path=join_path(path, "prompt")
+            request.prompt,
+            model=model,
+            offload=self._offload,
+            path=join_path(path, "prompt"),
+            reasoning=asks_to_think(request.config.reasoning),
         )
+        plan = self._plan_output(request, rendered.token_ids, model, path)
+        prompt_ids = [*rendered.token_ids, *plan.opening_ids]
         config = resolve_config(
             request.config,
             model=model,
-            prompt_tokens=len(rendered.token_ids),
+            prompt_tokens=len(prompt_ids),
             num_outputs=checked.num_outputs,
             path=join_path(path, "config"),
             draw_seed=lambda: self._random.getrandbits(64),
         )
         return GenerationSpec(
-            prompt_ids=rendered.token_ids,
+            prompt_ids=prompt_ids,
             config=config,
+            channels=plan.channels,
+            thinking=plan.thinking,
+            call_scope=f"{self._random.getrandbits(128):032x}",
             num_outputs=checked.num_outputs,
-            constraint=constraint,
             scope=terms.scope,
             received_ns=terms.received_ns,
             deadline_ns=terms.deadline_ns,
             traceparent=terms.trace.traceparent,
             tracestate=terms.trace.tracestate,
         )
+
+    def _plan_output(
+        self, request: GenerateRequest, prompt_ids: Sequence[int], model: ServedModel, path: str
+    ) -> OutputPlan:
+        """Returns how outputs are read: what follows a text is text."""
+        config, conversation = request.config, request.prompt.conversation
+        if request.prompt.WhichOneof("kind") != "conversation":
+            return OutputPlan()
+        needs = OutputNeeds(
+            reasoning=config.reasoning,
+            reads_calls=reads_calls(config, conversation.tools),
+            is_constrained=is_constrained(config, conversation.tools),
+            path=join_path(path, "config"),
+        )
+        return plan_output(model, prompt_ids, needs)

@@ -8,8 +8,6 @@ from antiphon.v1.types_pb2 import GenerationConfig
 
 from antiphon_engine.api.handle import EngineHandle
 from antiphon_server.capabilities import BUILT, Capabilities
-from antiphon_server.constraints.checker import ConstraintChecker
-from antiphon_server.constraints.reading import ConstraintLimits
 from antiphon_server.text.prompt_renderer import PromptRenderer
 from antiphon_server.text.tokenizer import Tokenizer
 
@@ -23,7 +21,6 @@ class ServedLimits:
     max_message_bytes: int
     max_queued_turns: int
     max_sessions: int
-    constraints: ConstraintLimits = field(default_factory=ConstraintLimits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +32,6 @@ class ServedModel:
     tokenizer: Tokenizer
     renderer: PromptRenderer
     engine: EngineHandle
-    checker: ConstraintChecker
-    """Whoever serves the model closes it."""
     limits: ServedLimits
     architecture: str
     checkpoint_vocabulary_size: int
@@ -70,8 +65,8 @@ class ServedModel:
         return replace(
             BUILT,
             chat=BUILT.chat and self.renderer.chat,
-            tools=BUILT.tools and self.renderer.tools,
-            reasoning=BUILT.reasoning and self.renderer.reasoning,
+            tools=BUILT.tools and self.renderer.habits.tools is not None,
+            reasoning=BUILT.reasoning and self.renderer.habits.reasoning is not None,
             max_top_logprobs=facts.max_top_logprobs if facts else 0,
         )
 

@@ -218,7 +218,7 @@ class LogMachine(RuleBasedStateMachine):
         delivered = self.log.delivered
         told = self.told[: self.settled]
         parts = [each.part for each in told if each.part]
-        text = "".join(part[1] for part in parts if part[0] == OUTPUT_CHANNEL_CONTENT)
+        text = "".join(part[1] for part in parts)
         assert delivered.sequence == self.settled
         assert delivered.num_characters == len(text)
         assert self.log.settled == (self.ended and self.settled == len(self.told))

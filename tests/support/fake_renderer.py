@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from antiphon.v1.types_pb2 import Item
+from antiphon.v1.types_pb2 import Item, Tool
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_server.text.template_habits import TemplateHabits
 
 BEGIN, TURN, ANSWER, NEXT = 1, 2, 3, 4
 REFUSED = "refuse me"
@@ -27,11 +28,26 @@ class FakeRenderer:
     tools = False
     reasoning = False
 
-    def render_conversation(self, items: Sequence[Item], *, instructions: str = "") -> FakeRendered:
+    habits = TemplateHabits()
+
+    def render_conversation(
+        self,
+        items: Sequence[Item],
+        *,
+        instructions: str = "",
+        tools: Sequence[Tool] = (),
+        reasoning: bool | None = None,
+    ) -> FakeRendered:
         return self._render([BEGIN, *_ids(instructions)], items)
 
     def render_continuation(
-        self, new_items: Sequence[Item], *, kept_tail: Sequence[int], instructions: str = ""
+        self,
+        new_items: Sequence[Item],
+        *,
+        kept_tail: Sequence[int],
+        instructions: str = "",
+        tools: Sequence[Tool] = (),
+        reasoning: bool | None = None,
     ) -> FakeRendered:
         return self._render([NEXT], new_items)
 

@@ -24,6 +24,7 @@ from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.messages import Scope
 from antiphon_server.answer_size import MAX_ANSWER_BYTES, check_answer_size
 from antiphon_server.caller import caller_of, traceparent_of
+from antiphon_server.capabilities import unsupported_feature
 from antiphon_server.generation import Generation
 from antiphon_server.generation_spec import GenerationSpec
 from antiphon_server.long_calls import LongCalls
@@ -44,7 +45,7 @@ _NANOS: Final = 1_000_000_000
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
-    """Checks, starts generations, and tells of them."""
+    """Generate, StreamGenerate and MultiplexGenerate. What is not built is refused as such."""
 
     def __init__(
         self,
@@ -122,8 +123,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         request: ValidateConstraintRequest,
         context: ServicerContext[ValidateConstraintRequest, ValidateConstraintResponse],
     ) -> ValidateConstraintResponse:
-        """Says whether requests may use a constraint."""
-        return await self._preparation.try_constraint(request)
+        """Is not built in this release."""
+        raise unsupported_feature("InferenceService.ValidateConstraint", "ValidateConstraint")
 
     def _terms(self, context: ServicerContext[RequestT, ResponseT]) -> Terms:
         received_ns = self._clock_ns()
@@ -197,6 +198,8 @@ async def _collect(generation: Generation, spec: GenerationSpec) -> GenerateResp
                 response.timings.CopyFrom(event.timings)
     for output, record in zip(outputs, generation.outputs, strict=True):
         output.text = record.text
+        output.reasoning = record.reasoning
+        output.tool_calls.extend(record.tool_calls)
         output.finish_reason = record.finish_reason
         if record.stop_match is not None:
             output.stop_match.CopyFrom(record.stop_match)

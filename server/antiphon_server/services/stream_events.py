@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from antiphon.v1.inference_pb2 import OutputFinished, StreamGenerateResponse
+from antiphon.v1.inference_pb2 import OutputFinished, StreamGenerateResponse, ToolCallReady
 from antiphon.v1.types_pb2 import Delta, GenerationStarted
 
 from antiphon_server.convert import to_prompt_parts
@@ -32,6 +32,8 @@ def _to_response(event: Event) -> StreamGenerateResponse:
         return StreamGenerateResponse(delta=event)
     if isinstance(event, GenerationStarted):
         return StreamGenerateResponse(started=event)
+    if isinstance(event, ToolCallReady):
+        return StreamGenerateResponse(tool_call=event)
     if isinstance(event, OutputFinished):
         return StreamGenerateResponse(output_finished=event)
     return StreamGenerateResponse(completed=event)

@@ -8,11 +8,11 @@ from grpc.aio import ServicerContext
 
 from antiphon_server.answer_size import check_answer_size
 from antiphon_server.offload import Offload
-from antiphon_server.prompt import render_prompt
+from antiphon_server.prompt import asks_to_think, render_prompt
 from antiphon_server.served_model import ServedModel
 from antiphon_server.served_models import find_model
 from antiphon_server.text.tokenizer import Tokenizer
-from antiphon_server.validation import check_config
+from antiphon_server.validation import check_config, check_tool_choice
 from antiphon_server.validation_fields import Violations
 
 _SHORTER: Final = "send the text in parts"
@@ -55,8 +55,13 @@ class TokenizerService(model_pb2_grpc.TokenizerServiceServicer):
         """Returns a prompt as the model would get it."""
         model = find_model(self._models, request.model)
         check_config(request.config, model=model, path="config")
+        check_tool_choice(request.config, request.prompt.conversation.tools, "config")
         rendered = await render_prompt(
-            request.prompt, model=model, offload=self._offload, path="prompt"
+            request.prompt,
+            model=model,
+            offload=self._offload,
+            path="prompt",
+            reasoning=asks_to_think(request.config.reasoning),
         )
         text, token_ids = rendered.text, rendered.token_ids
         if request.prompt.WhichOneof("kind") == "token_ids":

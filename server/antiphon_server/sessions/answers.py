@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from antiphon.v1.types_pb2 import ROLE_ASSISTANT, ChatMessage, Item
+from antiphon.v1.types_pb2 import ROLE_ASSISTANT, ChatMessage, Item, ToolCall
 
 Decode = Callable[[Sequence[int]], str]
 """Returns the text of an answer's ids."""
@@ -24,6 +24,8 @@ class Answer:
     """An answer and what it was continued by."""
 
     parts: tuple[AnswerPart, ...]
+    calls: tuple[ToolCall, ...] = ()
+    """Those it ended with."""
 
     @property
     def token_ids(self) -> "array[int]":
@@ -33,15 +35,16 @@ class Answer:
             whole.extend(part.token_ids)
         return whole
 
-    def to_item(self, decode: Decode) -> Item:
-        """Returns it as the conversation's next item, as if it had been said at once."""
+    def to_items(self, decode: Decode) -> list[Item]:
+        """Returns it as the conversation's next items, as if it had been said at once."""
         text = self.parts[0].text
         token_ids = self.parts[0].token_ids
         for part in self.parts[1:]:
             text = _joined(text, token_ids, part, decode)
             token_ids = token_ids + part.token_ids
         reasoning = "".join(part.reasoning for part in self.parts)
-        return Item(message=ChatMessage(role=ROLE_ASSISTANT, text=text, reasoning=reasoning))
+        said = Item(message=ChatMessage(role=ROLE_ASSISTANT, text=text, reasoning=reasoning))
+        return [said, *(Item(tool_call=call) for call in self.calls)]
 
 
 def _joined(text: str, token_ids: "array[int]", part: AnswerPart, decode: Decode) -> str:

@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Final
 
-from antiphon.v1.types_pb2 import OUTPUT_CHANNEL_CONTENT, Delta, OutputChannel
+from antiphon.v1.types_pb2 import Delta, OutputChannel
 
 _NUMBER_BYTES: Final = 2 * array("I").itemsize
 """What a number takes beside its text and tokens."""
@@ -34,9 +34,9 @@ class DeltaRun:
         return self.first_sequence + len(self._text_ends) - 1
 
     @property
-    def is_content(self) -> bool:
-        """Whether it is text of the answer."""
-        return self._part[1] == OUTPUT_CHANNEL_CONTENT
+    def call_id(self) -> str:
+        """The tool call that it is a part of; empty: it is of none."""
+        return self._part[2]
 
     def continues_with(self, delta: Delta) -> bool:
         """Whether a delta may be appended."""

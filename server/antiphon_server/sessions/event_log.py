@@ -30,7 +30,7 @@ class Delivered:
     sequence: int
     """The last event's number; 0: none."""
     num_characters: int
-    """Of the answer, without reasoning and tool calls."""
+    """Of the output, reasoning and tool calls included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,11 +5,10 @@ With HISTORY_POLICY_KEEP_TOKENS that is a log of token ids:
     first prompt | output | continuation | output | continuation | output …
 
 Only what is new is rendered. Items of appended turns wait until the next prompt takes them in.
-Where the instructions have changed, the first prompt is rendered anew and all ids behind it stay.
+Where instructions or tools have changed, the first prompt is rendered anew; all ids behind it stay.
 With HISTORY_POLICY_RERENDER it is the conversation's items, and every prompt is rendered whole.
 """
 
-import hashlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,13 +16,16 @@ from typing import Final, Protocol
 
 from antiphon.v1 import session_pb2
 from antiphon.v1.types_pb2 import (
+    FINISH_REASON_CANCELLED,
     FINISH_REASON_UNSPECIFIED,
     FinishReason,
     Item,
+    Tool,
 )
 
 from antiphon_engine.api.errors import FieldViolation, InvalidRequest
 from antiphon_server.sessions.answers import Answer, AnswerPart
+from antiphon_server.sessions.prompt_head import PromptHead
 from antiphon_server.sessions.records import TurnRow, TurnTokens, token_array
 
 KEPT_TAIL_TOKENS: Final = 64
@@ -42,12 +44,23 @@ class Renderer(Protocol):
     """The part of the prompt renderer that a history needs. Its calls are CPU work."""
 
     def render_conversation(
-        self, items: Sequence[Item], *, instructions: str = ""
+        self,
+        items: Sequence[Item],
+        *,
+        instructions: str = "",
+        tools: Sequence[Tool] = (),
+        reasoning: bool | None = None,
     ) -> RenderedPrompt:
         """Renders a whole conversation."""
 
     def render_continuation(
-        self, new_items: Sequence[Item], *, kept_tail: Sequence[int], instructions: str = ""
+        self,
+        new_items: Sequence[Item],
+        *,
+        kept_tail: Sequence[int],
+        instructions: str = "",
+        tools: Sequence[Tool] = (),
+        reasoning: bool | None = None,
     ) -> RenderedPrompt:
         """Renders what follows an answer whose ids end in `kept_tail`."""
 
@@ -61,6 +74,12 @@ class Prepared:
 
     prompt_ids: "array[int]"
     tokens: TurnTokens
+
+    def followed_by(self, token_ids: Sequence[int]) -> "Prepared":
+        """Returns the prompt with more behind it, which the turn adds as well."""
+        more = array("i", token_ids)
+        tokens = replace(self.tokens, added_ids=self.tokens.added_ids + more)
+        return Prepared(prompt_ids=self.prompt_ids + more, tokens=tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +104,19 @@ class History:
     """Of the context up to the last output's end, as the engine has seen it."""
     head_end: "FinishReason.ValueType" = FINISH_REASON_UNSPECIFIED
     """Why the last turn's answer ended; unspecified: the last turn has none."""
+    ends_thinking: bool = False
+    """Whether the last answer has not come further than its thinking."""
+    first_reasoning: bool | None = None
+    """Whether the model was told to think as `head_ids` were rendered."""
+    open_calls: tuple[str, ...] = ()
+    """The ids of the calls of the last answer that have no result yet."""
 
     @property
     def rerenders(self) -> bool:
         """Whether every prompt is rendered whole."""
         return self.policy == session_pb2.HISTORY_POLICY_RERENDER
 
-    def log(self, renderer: Renderer, instructions: str) -> "array[int]":
+    def log(self, renderer: Renderer, head: PromptHead) -> "array[int]":
         """Returns the ids of the context as it stands. CPU work where it must be rendered.
 
         Raises:
@@ -99,9 +124,9 @@ class History:
         """
         if not self.rerenders:
             return self.head_ids + self.tail_ids
-        return self._whole_prompt(renderer, self.items, instructions)
+        return self._whole_prompt(renderer, self.items, head)
 
-    def prepare(self, renderer: Renderer, new_items: Sequence[Item], instructions: str) -> Prepared:
+    def prepare(self, renderer: Renderer, new_items: Sequence[Item], head: PromptHead) -> Prepared:
         """Renders the next prompt. CPU work; changes nothing.
 
         Raises:
@@ -110,27 +135,29 @@ class History:
         fresh = (*self.pending, *new_items)
         assert fresh, "there is something to answer"
         if self.rerenders:
-            prompt_ids = self._whole_prompt(renderer, (*self.items, *fresh), instructions)
+            prompt_ids = self._whole_prompt(renderer, (*self.items, *fresh), head)
             return Prepared(prompt_ids=prompt_ids, tokens=TurnTokens())
-        digest = hashlib.sha256(instructions.encode()).digest()
         if not self.answered:
-            head = renderer.render_conversation(fresh, instructions=instructions)
-            head_ids = array("i", head.token_ids)
+            head_ids = self._whole_prompt(renderer, fresh, head)
             return Prepared(
-                prompt_ids=head_ids, tokens=TurnTokens(head_ids=head_ids, head_digest=digest)
+                prompt_ids=head_ids, tokens=TurnTokens(head_ids=head_ids, head_digest=head.digest)
             )
-        new_head = self._new_head(renderer, digest, instructions)
+        new_head = self._new_head(renderer, head)
         kept_ids = (self.head_ids if new_head is None else new_head) + self.tail_ids
         added = renderer.render_continuation(
-            fresh, kept_tail=kept_ids[-KEPT_TAIL_TOKENS:], instructions=instructions
+            fresh,
+            kept_tail=kept_ids[-KEPT_TAIL_TOKENS:],
+            instructions=head.instructions,
+            tools=head.tools,
+            reasoning=head.reasoning,
         )
         added_ids = array("i", added.token_ids)
         return Prepared(
             prompt_ids=kept_ids + added_ids,
-            tokens=TurnTokens(head_ids=new_head, head_digest=digest, added_ids=added_ids),
+            tokens=TurnTokens(head_ids=new_head, head_digest=head.digest, added_ids=added_ids),
         )
 
-    def prepare_to_continue(self, renderer: Renderer, instructions: str) -> Prepared:
+    def prepare_to_continue(self, renderer: Renderer, head: PromptHead) -> Prepared:
         """Returns the prompt that goes on with the last answer. CPU work; changes nothing.
 
         REQUIRES: the last turn has an answer that can be gone on with.
@@ -143,14 +170,13 @@ class History:
         if self.rerenders:
             *earlier, answer = self.items
             assert isinstance(answer, Answer)
-            before = self._whole_prompt(renderer, earlier, instructions)
+            before = self._whole_prompt(renderer, earlier, head)
             return Prepared(prompt_ids=before + answer.token_ids, tokens=TurnTokens())
-        digest = hashlib.sha256(instructions.encode()).digest()
-        new_head = self._new_head(renderer, digest, instructions)
+        new_head = self._new_head(renderer, head)
         head_ids = self.head_ids if new_head is None else new_head
         return Prepared(
             prompt_ids=head_ids + self.tail_ids,
-            tokens=TurnTokens(head_ids=new_head, head_digest=digest),
+            tokens=TurnTokens(head_ids=new_head, head_digest=head.digest),
         )
 
     def prepared_before(self, tokens: TurnTokens) -> Prepared:
@@ -166,29 +192,41 @@ class History:
         )
 
     def _whole_prompt(
-        self, renderer: Renderer, items: Sequence[Item | Answer], instructions: str
+        self, renderer: Renderer, items: Sequence[Item | Answer], head: PromptHead
     ) -> "array[int]":
         conversation = [
-            item.to_item(renderer.decode_answer) if isinstance(item, Answer) else item
+            said
             for item in items
+            for said in (
+                item.to_items(renderer.decode_answer) if isinstance(item, Answer) else [item]
+            )
         ]
-        rendered = renderer.render_conversation(conversation, instructions=instructions)
+        rendered = renderer.render_conversation(
+            conversation,
+            instructions=head.instructions,
+            tools=head.tools,
+            reasoning=head.reasoning,
+        )
         return array("i", rendered.token_ids)
 
-    def _new_head(
-        self, renderer: Renderer, digest: bytes, instructions: str
-    ) -> "array[int] | None":
-        if digest == self.head_digest:
+    def _new_head(self, renderer: Renderer, head: PromptHead) -> "array[int] | None":
+        if head.digest == self.head_digest:
             return None
-        head = renderer.render_conversation(self.head_items, instructions=instructions)
-        return array("i", head.token_ids)
+        first = replace(head, reasoning=self.first_reasoning)
+        return self._whole_prompt(renderer, self.head_items, first)
 
     def after(self, row: TurnRow) -> "History":
         """Returns the context behind a completed turn; this one must not be used any more."""
         new_items = tuple(row.turn.input)
         fresh = (*self.pending, *new_items)
         if not row.generates:
-            return replace(self, pending=fresh, head_end=FINISH_REASON_UNSPECIFIED)
+            return replace(
+                self,
+                pending=fresh,
+                head_end=FINISH_REASON_UNSPECIFIED,
+                ends_thinking=False,
+                open_calls=_without_answered(self.open_calls, new_items),
+            )
         if self.rerenders:
             return self._with_answer(row, fresh)
         tokens = row.tokens
@@ -205,17 +243,23 @@ class History:
             answered=True,
             num_tokens=_num_tokens_behind(row),
             head_end=row.turn.output.finish_reason,
+            ends_thinking=_ends_thinking(row),
+            first_reasoning=self.first_reasoning if self.answered else _reasoning_of(row),
+            open_calls=_open_calls_of(row),
         )
 
     def _with_answer(self, row: TurnRow, fresh: tuple[Item, ...]) -> "History":
         """Returns what is rendered whole, with one more answer or a longer last one."""
         output = row.turn.output
-        answer = Answer((AnswerPart(output.text, output.reasoning, row.tokens.output_ids),))
+        part = AnswerPart(output.text, output.reasoning, row.tokens.output_ids)
+        # The calls of a turn that was stopped are left out.
+        calls = tuple(output.tool_calls) if _open_calls_of(row) else ()
+        answer = Answer((part,), calls)
         earlier = self.items
         if row.continues:
             begun, earlier = self.items[-1], self.items[:-1]
             assert isinstance(begun, Answer)
-            answer = Answer(begun.parts + answer.parts)
+            answer = Answer(begun.parts + answer.parts, calls)
         return replace(
             self,
             items=(*earlier, *fresh, answer),
@@ -223,6 +267,8 @@ class History:
             answered=True,
             num_tokens=_num_tokens_behind(row),
             head_end=row.turn.output.finish_reason,
+            ends_thinking=_ends_thinking(row),
+            open_calls=_open_calls_of(row),
         )
 
 
@@ -254,3 +300,31 @@ def nothing_to_answer(path: str) -> InvalidRequest:
 
 def _num_tokens_behind(row: TurnRow) -> int:
     return row.turn.usage.prompt_tokens + len(row.tokens.output_ids)
+
+
+def _ends_thinking(row: TurnRow) -> bool:
+    num_tokens = len(row.tokens.output_ids)
+    return 0 < num_tokens <= row.turn.usage.reasoning_tokens
+
+
+def _reasoning_of(row: TurnRow) -> bool | None:
+    reasoning = row.turn.config.reasoning
+    return reasoning.enabled if reasoning.HasField("enabled") else None
+
+
+def _open_calls_of(row: TurnRow) -> tuple[str, ...]:
+    output = row.turn.output
+    if output.finish_reason == FINISH_REASON_CANCELLED:
+        return ()
+    return tuple(call.call_id for call in output.tool_calls)
+
+
+def _without_answered(open_calls: tuple[str, ...], items: Sequence[Item]) -> tuple[str, ...]:
+    """Returns the calls that have no result behind items that were checked."""
+    waiting = dict.fromkeys(open_calls)
+    for item in items:
+        if item.HasField("tool_call"):
+            waiting[item.tool_call.call_id] = None
+        elif item.HasField("tool_result"):
+            waiting.pop(item.tool_result.call_id, None)
+    return tuple(waiting)

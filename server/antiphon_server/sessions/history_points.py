@@ -25,6 +25,8 @@ from antiphon_server.sessions.records import (
     TurnRow,
 )
 from antiphon_server.sessions.surroundings import Surroundings
+from antiphon_server.sessions.turn_request import TurnRequest
+from antiphon_server.tool_results import calls_open_behind, results_missing
 
 _CONTINUABLE = (
     FINISH_REASON_MAX_OUTPUT_TOKENS,
@@ -113,3 +115,15 @@ def check_continuable(base: Base, path: str) -> None:
             f"needs a head whose answer ended with {', '.join(others)} or {last}; {is_now}",
         )
     )
+
+
+def check_results(history: History, request: TurnRequest) -> None:
+    """Checks that results answer the calls of a history, and that none is missing for an answer.
+
+    Raises:
+        InvalidRequest: a result answers nothing.
+        AntiphonError: TOOL_RESULTS_MISSING.
+    """
+    still_open = calls_open_behind(history.open_calls, request.items, f"{request.path}.items")
+    if still_open and request.generates:
+        raise results_missing(still_open, "for the model to go on")

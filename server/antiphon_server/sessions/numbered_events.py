@@ -1,11 +1,18 @@
 """A turn's events by number: deltas lie end to end, and are joined as far as a reader asks."""
 
 from bisect import bisect_right
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Final
 
 from antiphon.v1.session_pb2 import TurnEvent
-from antiphon.v1.types_pb2 import OUTPUT_CHANNEL_REASONING, Delta, Output
+from antiphon.v1.types_pb2 import (
+    OUTPUT_CHANNEL_CONTENT,
+    OUTPUT_CHANNEL_REASONING,
+    Delta,
+    Output,
+    OutputChannel,
+)
 
 from antiphon_server.sessions.delta_run import DeltaRun
 
@@ -113,14 +120,18 @@ class NumberedEvents:
         return self._event_of(delta, sequence + 1, last)
 
     def characters_at(self, sequence: int) -> int:
-        """Returns how many characters of the answer there are up to and with a number."""
-        num_characters = 0
+        """Returns how many characters of the output there are up to and with a number."""
+        return len(self.text_through(sequence))
+
+    def text_through(self, sequence: int) -> str:
+        """Returns the output's text up to and with a number, of all its parts as they came."""
+        texts: list[str] = []
         for entry in self._entries:
             if entry.first_sequence > sequence:
                 break
-            if isinstance(entry, DeltaRun) and entry.is_content:
-                num_characters += len(entry.text_through(min(sequence, entry.last_sequence)))
-        return num_characters
+            if isinstance(entry, DeltaRun):
+                texts.append(entry.text_through(min(sequence, entry.last_sequence)))
+        return "".join(texts)
 
     def characters_through(self, sequence: int) -> list[int]:
         """Returns `characters_at` for all numbers from 0 to that one. Work for another thread."""
@@ -129,12 +140,22 @@ class NumberedEvents:
             if entry.first_sequence > sequence:
                 break
             last = min(sequence, entry.last_sequence)
-            if isinstance(entry, DeltaRun) and entry.is_content:
+            if isinstance(entry, DeltaRun):
                 for size in entry.sizes_through(last):
                     counts.append(counts[-1] + size)
             else:
                 counts += [counts[-1]] * (last + 1 - entry.first_sequence)
         return counts
+
+    def last_before_call(self, call_index: int) -> int:
+        """Returns the last number before the first piece of a call, as they came; or the last."""
+        call_ids: set[str] = set()
+        for entry in self._entries:
+            if isinstance(entry, DeltaRun) and entry.call_id:
+                call_ids.add(entry.call_id)
+                if len(call_ids) > call_index:
+                    return entry.first_sequence - 1
+        return self.last_sequence
 
     def bytes_through(self, sequence: int) -> int:
         """Returns what the events up to and with a number take."""
@@ -148,17 +169,17 @@ class NumberedEvents:
     def output(self) -> Output:
         """Returns what the events so far amount to, without why it ended."""
         output = Output()
-        texts: dict[bool, list[str]] = {False: [], True: []}
+        texts: defaultdict[OutputChannel.ValueType, list[str]] = defaultdict(list)
         for entry in self._entries:
             if isinstance(entry, DeltaRun):
                 delta, _ = entry.join(entry.first_sequence - 1, self.size_bytes)
-                texts[delta.channel == OUTPUT_CHANNEL_REASONING].append(delta.text)
+                texts[delta.channel].append(delta.text)
                 output.token_ids.extend(delta.token_ids)
                 output.logprobs.extend(delta.logprobs)
             elif entry.event.HasField("tool_call"):
                 output.tool_calls.append(entry.event.tool_call)
-        output.text = "".join(texts[False])
-        output.reasoning = "".join(texts[True])
+        output.text = "".join(texts[OUTPUT_CHANNEL_CONTENT])
+        output.reasoning = "".join(texts[OUTPUT_CHANNEL_REASONING])
         return output
 
     def _event_of(self, delta: Delta, first: int, last: int) -> TurnEvent:

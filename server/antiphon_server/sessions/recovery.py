@@ -69,6 +69,7 @@ class Recovery:
             max_undelivered_bytes=self._surroundings.limits.max_undelivered_bytes,
         )
         turn.instructions = order.accepted.instructions
+        turn.tools = tuple(order.accepted.tools)
         turn.config = order.accepted.defaults
         # Its time ran on while no server was there.
         age_ns = max(0, clock.wall_ns() - to_ns(row.turn.create_time))

@@ -5,6 +5,7 @@ from antiphon.v1.session_pb2 import Residency
 from antiphon_engine.api.errors import AntiphonError
 from antiphon_engine.api.messages import Scope
 from antiphon_server.sessions.ledger import Ledger
+from antiphon_server.sessions.prompt_head import PromptHead
 from antiphon_server.sessions.surroundings import Surroundings
 
 
@@ -15,7 +16,8 @@ async def residency_of(ledger: Ledger, surroundings: Surroundings) -> Residency:
     if model is None or not history.answered:
         return Residency()
     try:
-        log = await surroundings.offload.run(history.log, model.renderer, row.session.instructions)
+        head = PromptHead(instructions=row.session.instructions, tools=tuple(row.session.tools))
+        log = await surroundings.offload.run(history.log, model.renderer, head)
     except AntiphonError:
         return Residency()
     try:

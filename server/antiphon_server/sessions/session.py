@@ -10,9 +10,8 @@ from antiphon.v1.session_pb2 import HistoryPoint, RewindSessionRequest, Session
 from antiphon.v1.types_pb2 import GoAway
 from google.protobuf.duration_pb2 import Duration
 
-from antiphon_engine.api.errors import AntiphonError, ErrorReason, FieldViolation, InvalidRequest
+from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_server.answer_size import check_answer_size
-from antiphon_server.constraints.enforcement import constraint_of
 from antiphon_server.served_models import find_model
 from antiphon_server.sessions.absences import Absences
 from antiphon_server.sessions.attachment import Attachment, AttachmentRequest, Attachments
@@ -39,7 +38,12 @@ from antiphon_server.sessions.turn import LiveTurn
 from antiphon_server.sessions.turn_logs import TurnLogs
 from antiphon_server.sessions.turn_queue import TurnQueue
 from antiphon_server.sessions.turn_request import TurnRequest
-from antiphon_server.validation import check_config, merge_config
+from antiphon_server.validation import (
+    check_config,
+    check_items_offered,
+    check_tool_choice,
+    merge_config,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +142,6 @@ class LiveSession:
         """
         async with self._entry:
             known = await self._find_known(request)
-            if known is None:
-                await self._check_constraint(request)
             live = known.live if known else self._enter(request)
             if live is not None and attachment is not None:
                 attachment.own_turn_ids.add(live.turn_id)
@@ -317,31 +319,6 @@ class LiveSession:
         assert row is not None
         return StartedTurn(turn_id, await self.logs.of_row(row), None)
 
-    async def _check_constraint(self, request: TurnRequest) -> None:
-        """Checks that a new turn's output can be held to what it is to look like.
-
-        Its answer stays known until the turn runs, or is found again then.
-        """
-        if not request.generates:
-            return
-        session = self._ledger.row.session
-        config = merge_config(
-            without_defaults(session.defaults, request.cleared_defaults), request.config
-        )
-        if config.constraint.WhichOneof("kind") in (None, "none"):
-            return
-        model, path = find_model(self._surroundings.models, session.model), request.path
-        check_config(config, model=model, path=f"{path}.config")
-        if request.continues:
-            raise InvalidRequest(
-                FieldViolation(
-                    f"{path}.continue_answer",
-                    "does not go with a constraint, which would hold for what is added alone; set "
-                    "config.constraint.none to go on without one",
-                )
-            )
-        await constraint_of(config, model, path=f"{path}.config")
-
     def _enter(self, request: TurnRequest) -> LiveTurn:
         """Checks a new turn against the session, and queues it."""
         self.check_open()
@@ -349,6 +326,9 @@ class LiveSession:
             raise self._draining
         self._queue.check_room(request)
         session = self._ledger.row.session
+        model = find_model(self._surroundings.models, session.model)
+        check_items_offered(request.items, model.capabilities, f"{request.path}.items")
+        self._queue.check_calls(request)
         turn = LiveTurn(
             request,
             turn_id=request.turn_id or self._surroundings.draws.draw_id(),
@@ -357,7 +337,6 @@ class LiveSession:
             max_undelivered_bytes=self._surroundings.limits.max_undelivered_bytes,
         )
         if request.generates:
-            model = find_model(self._surroundings.models, session.model)
             self._queue.check_answerable(request)
             defaults = without_defaults(session.defaults, request.cleared_defaults)
             turn.config = merge_config(defaults, request.config)
@@ -365,7 +344,9 @@ class LiveSession:
                 # Drawn here, so that a turn that is run again says the same.
                 turn.config.sampling.seed = self._surroundings.draws.draw_seed()
             check_config(turn.config, model=model, path=f"{request.path}.config")
+            check_tool_choice(turn.config, session.tools, f"{request.path}.config")
         turn.instructions = session.instructions
+        turn.tools = tuple(session.tools)
         turn.received_ns = self._surroundings.clock.monotonic_ns()
         if request.timeout_ns is not None:
             turn.deadline_ns = turn.received_ns + request.timeout_ns

@@ -25,7 +25,8 @@ from antiphon_server.sessions.names import (
 )
 from antiphon_server.sessions.times import check_duration, check_future
 from antiphon_server.sessions.turn_request import check_point
-from antiphon_server.validation import check_config, check_items, check_tools
+from antiphon_server.tool_results import calls_open_behind
+from antiphon_server.validation import check_config, check_items, check_items_offered, check_tools
 from antiphon_server.validation_fields import Range, Violations, join_path
 
 MAX_LABELS: Final = 64
@@ -46,7 +47,7 @@ class Checker:
             InvalidRequest: a field is at fault.
             AntiphonError: UNSUPPORTED_FEATURE.
         """
-        check_tools(session.tools, f"{path}.tools")
+        check_tools(session.tools, f"{path}.tools", model=self.model)
         check_config(session.defaults, model=self.model, path=f"{path}.defaults")
         if session.HasField("retention"):
             check_retention(session.retention, f"{path}.retention")
@@ -71,7 +72,10 @@ def check_create(request: CreateSessionRequest, checker: Checker, *, path: str) 
             )
         )
     checker.check(request.session, join_path(path, "session"))
-    check_items(request.items, join_path(path, "items"))
+    items_path = join_path(path, "items")
+    check_items(request.items, items_path)
+    check_items_offered(request.items, checker.model.capabilities, items_path)
+    calls_open_behind((), request.items, items_path)
     if not checker.model.capabilities.chat:
         raise AntiphonError(
             ErrorReason.NO_CHAT_TEMPLATE,

@@ -4,12 +4,14 @@ import asyncio
 from typing import Final
 
 from antiphon.v1.session_pb2 import Session, Turn, TurnAccepted, TurnCompleted, TurnEvent
-from antiphon.v1.types_pb2 import Failure, GenerationConfig
+from antiphon.v1.types_pb2 import Failure, GenerationConfig, Tool
 
 from antiphon_engine.api.errors import AntiphonError
 from antiphon_server.access.quotas import Place
 from antiphon_server.generation import Generation
+from antiphon_server.prompt import asks_to_think
 from antiphon_server.sessions.event_log import EventLog
+from antiphon_server.sessions.prompt_head import PromptHead
 from antiphon_server.sessions.records import Checkpoint, TurnOrder, TurnRow
 from antiphon_server.sessions.turn_request import TurnRequest
 
@@ -43,6 +45,8 @@ class LiveTurn:
         """It is over, and what came of it is durable, if the store can be written."""
         self.instructions = ""
         """The session's as the turn was accepted."""
+        self.tools: tuple[Tool, ...] = ()
+        """The session's as the turn was accepted."""
         self.config = GenerationConfig()
         """The session's defaults as the turn was accepted, with the turn's own over them."""
         self.received_ns = 0
@@ -68,6 +72,15 @@ class LiveTurn:
         """Whether there is output from before this server."""
         return self.earlier is not None and bool(self.earlier.tokens.output_ids)
 
+    @property
+    def head(self) -> PromptHead:
+        """What its prompt is rendered under."""
+        return PromptHead(
+            instructions=self.instructions,
+            tools=self.tools,
+            reasoning=asks_to_think(self.config.reasoning),
+        )
+
     def row(self, message: Turn | None = None) -> TurnRow:
         """Returns it as it is kept, with a message of its own or as it stands."""
         return TurnRow(
@@ -79,7 +92,9 @@ class LiveTurn:
             turn=self.snapshot() if message is None else message,
             order=TurnOrder(
                 request=self.request.message,
-                accepted=Session(instructions=self.instructions, defaults=self.config),
+                accepted=Session(
+                    instructions=self.instructions, tools=self.tools, defaults=self.config
+                ),
             ),
         )
 

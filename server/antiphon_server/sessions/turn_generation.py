@@ -2,25 +2,26 @@
 
 import asyncio
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from antiphon.v1.session_pb2 import TurnCompleted, TurnEvent
 from antiphon.v1.types_pb2 import (
     Delta,
     GenerationStarted,
     Output,
+    ToolCall,
 )
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.messages import Scope
-from antiphon_server.constraints.enforcement import constraint_of
-from antiphon_server.constraints.request import CheckedConstraint
 from antiphon_server.convert import to_prompt_parts
 from antiphon_server.endurance import Attempts, Endurance
 from antiphon_server.generation import Event, Generation
 from antiphon_server.generation_output import NewTokens
-from antiphon_server.generation_spec import PROMPT_TAIL_TOKENS, GenerationSpec
+from antiphon_server.generation_spec import GenerationSpec, text_spec
+from antiphon_server.output_plan import OutputNeeds, OutputPlan, plan_output
 from antiphon_server.retention import RetentionHint
 from antiphon_server.served_models import find_model
 from antiphon_server.sessions.checkpoints import CheckpointPlace, Checkpoints, resumable_output
@@ -28,9 +29,15 @@ from antiphon_server.sessions.failures import turn_timeout
 from antiphon_server.sessions.history import History, Prepared, nothing_to_answer
 from antiphon_server.sessions.records import SessionKey, TurnTokens
 from antiphon_server.sessions.surroundings import Surroundings
-from antiphon_server.sessions.times import NS_PER_S
 from antiphon_server.sessions.turn import LiveTurn
-from antiphon_server.validation import ResolvedConfig, resolve_config
+from antiphon_server.text.output_channels import ThinkingStart
+from antiphon_server.text.output_text import OutputText
+from antiphon_server.validation import (
+    ResolvedConfig,
+    is_constrained,
+    reads_calls,
+    resolve_config,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +59,15 @@ class Outcome:
     """None: a turn that appends."""
     tokens: TurnTokens = field(default_factory=TurnTokens)
     num_output_tokens: int = 0
-    prompt_tail: Sequence[int] = ()
-    """The prompt's last ids: as much as decides how the output begins."""
+    ends_inside_call: bool = False
+    """Whether a tool call has begun and not ended."""
+    new_text: Callable[[], OutputText] | None = None
+    """Makes what reads the output's tokens again, without stop strings; None: there is none."""
+
+    @property
+    def told_calls(self) -> Sequence[ToolCall]:
+        """The complete tool calls, to be told once the turn's end is kept."""
+        return self.output.tool_calls if self.output is not None else ()
 
 
 async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings) -> Outcome | None:
@@ -63,7 +77,9 @@ async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings)
         AntiphonError: it failed.
     """
     prepared = await _prepare(turn, context, surroundings)
-    constraint = await _constraint_of(turn, context, surroundings)
+    plan = _plan(turn, context, surroundings, prepared.prompt_ids)
+    if plan.opening_ids:
+        prepared = prepared.followed_by(plan.opening_ids)
     if turn.cancel_asked and not turn.has_earlier_output:
         return None
     config = _resolve(turn, context, surroundings, num_prompt_tokens=len(prepared.prompt_ids))
@@ -75,7 +91,6 @@ async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings)
     spec = GenerationSpec(
         prompt_ids=prepared.prompt_ids,
         config=config,
-        constraint=constraint,
         scope=Scope(tenant=context.key.tenant),
         received_ns=turn.received_ns,
         deadline_ns=turn.deadline_ns,
@@ -88,12 +103,18 @@ async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings)
             was_admitted=turn.earlier is not None,
         ),
         retention=context.retention,
+        channels=plan.channels,
+        thinking=plan.thinking,
+        call_scope=turn.message.name,
     )
     generation = surroundings.generators[context.model].start(spec)
     checkpoints = Checkpoints(place, generation, attempts=attempts, limits=surroundings.limits)
     checkpoints.skip_kept(len(spec.resumed.token_ids))
     await _follow(turn, generation, checkpoints, spec)
-    return _outcome(turn, generation, prepared)
+    tokenizer = find_model(surroundings.models, context.model).tokenizer
+    again = replace(text_spec(spec), stop_strings=())
+    outcome = _outcome(turn, generation, prepared)
+    return replace(outcome, new_text=partial(OutputText, tokenizer, again))
 
 
 async def _prepare(turn: LiveTurn, context: Context, surroundings: Surroundings) -> Prepared:
@@ -103,35 +124,29 @@ async def _prepare(turn: LiveTurn, context: Context, surroundings: Surroundings)
         return history.prepared_before(turn.earlier.tokens)
     renderer = find_model(surroundings.models, context.model).renderer
     if request.continues:
-        return await surroundings.offload.run(
-            history.prepare_to_continue, renderer, turn.instructions
-        )
+        return await surroundings.offload.run(history.prepare_to_continue, renderer, turn.head)
     if not (history.pending or request.items):
         # What was appended before it failed, or is behind the place that it goes back to.
         raise nothing_to_answer(request.path)
-    return await surroundings.offload.run(
-        history.prepare, renderer, request.items, turn.instructions
+    return await surroundings.offload.run(history.prepare, renderer, request.items, turn.head)
+
+
+def _plan(
+    turn: LiveTurn, context: Context, surroundings: Surroundings, prompt_ids: Sequence[int]
+) -> OutputPlan:
+    """Returns how a turn's output is read. Raises AntiphonError, UNSUPPORTED_FEATURE."""
+    start = None
+    if turn.request.continues:
+        thinks = context.history.ends_thinking
+        start = ThinkingStart.OPENED if thinks else ThinkingStart.NEVER
+    needs = OutputNeeds(
+        reasoning=turn.config.reasoning,
+        reads_calls=reads_calls(turn.config, turn.tools),
+        is_constrained=is_constrained(turn.config, turn.tools),
+        start=start,
+        path=f"{turn.request.path}.config",
     )
-
-
-async def _constraint_of(
-    turn: LiveTurn, context: Context, surroundings: Surroundings
-) -> CheckedConstraint | None:
-    """Returns what a turn's output is held to. Raises AntiphonError: it can't be."""
-    left_s = None
-    # One with output from before tells of that, whatever its deadline.
-    if turn.deadline_ns is not None and not turn.has_earlier_output:
-        left_s = (turn.deadline_ns - surroundings.clock.monotonic_ns()) / NS_PER_S
-    try:
-        async with asyncio.timeout(left_s):
-            return await constraint_of(
-                turn.config,
-                find_model(surroundings.models, context.model),
-                path=f"{turn.request.path}.config",
-                waits=True,
-            )
-    except TimeoutError as error:
-        raise turn_timeout(turn.message.name) from error
+    return plan_output(find_model(surroundings.models, context.model), prompt_ids, needs)
 
 
 def _resolve(
@@ -214,6 +229,7 @@ def _outcome(turn: LiveTurn, generation: Generation, prepared: Prepared) -> Outc
     (record,) = generation.outputs
     tokens = prepared.tokens
     output = turn.log.output()
+    output.tool_calls.extend(record.tool_calls)
     output.finish_reason = record.finish_reason
     if record.stop_match is not None:
         output.stop_match.CopyFrom(record.stop_match)
@@ -232,7 +248,7 @@ def _outcome(turn: LiveTurn, generation: Generation, prepared: Prepared) -> Outc
             output_ids=array("i", record.token_ids),
         ),
         num_output_tokens=len(record.token_ids),
-        prompt_tail=prepared.prompt_ids[-PROMPT_TAIL_TOKENS:],
+        ends_inside_call=record.ends_inside_call,
     )
 
 

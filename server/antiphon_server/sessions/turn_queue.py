@@ -7,15 +7,15 @@ from functools import partial
 from typing import Final
 
 import structlog
+from antiphon.v1.session_pb2 import TurnEvent
 from antiphon.v1.types_pb2 import FINISH_REASON_CANCELLED, Failure
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
-from antiphon_server.served_models import find_model
 from antiphon_server.sessions.cache_hints import retention_of, tell_rewound
 from antiphon_server.sessions.failures import cancelled_failure, turn_timeout
 from antiphon_server.sessions.history import nothing_to_answer
-from antiphon_server.sessions.history_points import Base, check_continuable
-from antiphon_server.sessions.interruption import cut_to_delivered
+from antiphon_server.sessions.history_points import Base, check_continuable, check_results
+from antiphon_server.sessions.interruption import settle_output
 from antiphon_server.sessions.ledger import Ledger
 from antiphon_server.sessions.outages import written_at_last
 from antiphon_server.sessions.records import RUNNING
@@ -89,6 +89,15 @@ class TurnQueue:
         )
         if not request.items and not appended:
             raise nothing_to_answer(request.path)
+
+    def check_calls(self, request: TurnRequest) -> None:
+        """Checks results against the calls that wait for them. Raises AntiphonError.
+
+        What stands behind another place than the head, or behind turns that have not ended, is
+        known only as the turn starts.
+        """
+        if request.rewind_to is None and not self._live:
+            check_results(self._ledger.history, request)
 
     def add(self, turn: LiveTurn) -> None:
         """Takes a turn in; its `accepted` tells when that is durable."""
@@ -237,6 +246,7 @@ class TurnQueue:
         """
         row = self._ledger.row
         base = await self._ledger.base_of(turn.request)
+        check_results(base.history, turn.request)
         turn.message.state = RUNNING
         turn.message.parent_turn = base.head_turn
         outcome: Outcome | None = Outcome()
@@ -247,15 +257,16 @@ class TurnQueue:
             return cancelled_failure(_DISCARDED)
         if outcome is None or _is_empty(outcome):
             return cancelled_failure(_STOPPED_EARLY)
-        if turn.interrupted_at is not None and outcome.output is not None:
-            model = find_model(self._surroundings.models, row.session.model)
-            outcome = await cut_to_delivered(turn, outcome, model, self._surroundings)
+        if outcome.output is not None:
+            outcome = await settle_output(turn, outcome, self._surroundings)
             if outcome is None:
                 return cancelled_failure(_INTERRUPTED_EARLY)
         completed = await written_at_last(
             partial(self._ledger.complete, turn, outcome, base), turn, self._surroundings.store
         )
         self._forget(turn)
+        for call in outcome.told_calls:
+            turn.log.append(TurnEvent(tool_call=call))
         turn.tell_completed(completed)
         self._keep_log(turn)
         if turn.interrupted_at is not None:

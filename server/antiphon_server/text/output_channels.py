@@ -10,6 +10,8 @@ from antiphon_server.text.tool_formats import ToolFormat
 
 _MAX_HEAD_CHARACTERS: Final = 1024
 """Of what surrounds a call's arguments; what is longer is no call."""
+_BLANKS: Final = " \t\r\n"
+"""What the engine, too, takes for a part of the marker that it stands behind."""
 _STRUCTURE: Final = re.compile(r'["{}]')
 _STRING_END: Final = re.compile(r'["\\]')
 
@@ -169,12 +171,12 @@ class OutputChannels:
             self._tell(Channel.REASONING, len(self._buffer))
         elif self._state in (_State.MAY_THINK, _State.ANSWER_START, _State.ANSWER):
             self._tell(Channel.CONTENT, len(self._buffer))
-        elif self._state is _State.BEHIND_CALL and self._buffer.strip():
+        elif self._state is _State.BEHIND_CALL and self._buffer.strip(_BLANKS):
             self.open_call_start = self._num_decided
         return self._parts
 
     def _read_opener_of_thinking(self) -> bool:
-        rest = self._buffer.lstrip()
+        rest = self._buffer.lstrip(_BLANKS)
         opener = self._reasoning.opener
         if rest.startswith(opener):
             self._drop(len(self._buffer) - len(rest) + len(opener))
@@ -198,14 +200,14 @@ class OutputChannels:
         return True
 
     def _skip_blanks(self, then: _State) -> bool:
-        self._drop(len(self._buffer) - len(self._buffer.lstrip()))
+        self._drop(len(self._buffer) - len(self._buffer.lstrip(_BLANKS)))
         if self._buffer:
             self._state = then
         return bool(self._buffer)
 
     def _read_answer_start(self) -> bool:
         bare = self._tools.bare_opener if self._tools else ""
-        rest = self._buffer.lstrip() if bare else ""
+        rest = self._buffer.lstrip(_BLANKS) if bare else ""
         if bare and rest.startswith(bare):
             self._drop(len(self._buffer) - len(rest))
             self._begin_call()
@@ -273,7 +275,7 @@ class OutputChannels:
     def _read_separator(self) -> bool:
         assert self._tools is not None
         separator, closer = self._tools.separator, self._tools.closer
-        rest = self._buffer.lstrip()
+        rest = self._buffer.lstrip(_BLANKS)
         if rest.startswith(separator):
             self.open_call_start = self._num_decided
             self._drop(len(self._buffer) - len(rest) + len(separator))
@@ -288,7 +290,7 @@ class OutputChannels:
         return True
 
     def _read_rest(self) -> bool:
-        rest = self._buffer.lstrip()
+        rest = self._buffer.lstrip(_BLANKS)
         self._drop(len(self._buffer) - len(rest))
         if rest:
             self._break()

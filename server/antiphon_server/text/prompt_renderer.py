@@ -11,6 +11,8 @@ from antiphon_server.text.chat_template import ChatTemplate, TemplateInput
 from antiphon_server.text.content_marks import ContentMarks, RenderedChat
 from antiphon_server.text.continuation import choose_stand_in, make_up_histories
 from antiphon_server.text.control_tokens import ControlToken
+from antiphon_server.text.output_channels import ThinkingStart
+from antiphon_server.text.template_habits import TemplateHabits, read_habits
 from antiphon_server.text.template_messages import (
     Message,
     contents_of,
@@ -23,6 +25,9 @@ from antiphon_server.text.tokenizer import Tokenizer
 _CHARACTERS_PER_TOKEN: Final = 16
 """More than prompts have on average; of a text with more for each token of the context, only so
 much is encoded before it is known whether it has a chance."""
+
+_TAIL_TOKENS: Final = 32
+"""As much of a prompt's end as a marker and the blanks behind it may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +57,7 @@ class PromptRenderer:
         chat: Whether conversations can be rendered.
         tools: Whether the template shows tools to the model.
         reasoning: Whether the template has a switch for thinking.
+        habits: How the model writes calls, and what it thinks in.
     """
 
     def __init__(
@@ -79,6 +85,9 @@ class PromptRenderer:
         self.chat = template is not None
         self.tools = template is not None and template.takes_tools
         self.reasoning = template is not None and template.takes_reasoning
+        self.habits = (
+            read_habits(template, tokenizer.named_tokens) if template else TemplateHabits()
+        )
 
     def render_text(self, text: str, *, allow_special_tokens: bool) -> Rendered:
         """A text to continue, with what the tokenizer puts around a text.
@@ -176,6 +185,30 @@ class PromptRenderer:
             f"than the context's {self._max_tokens}; shorten the prompt",
             metadata={"limit": str(self._max_tokens), "prompt": str(num_tokens)},
         )
+
+    def thinking_start(self, prompt_ids: Sequence[int]) -> ThinkingStart:
+        """Says whether what follows a rendered conversation begins with thinking."""
+        markers = self.habits.reasoning
+        if markers is None:
+            return ThinkingStart.NEVER
+        tail = self._tokenizer.decode(prompt_ids[-_TAIL_TOKENS:], skip_special_tokens=False)
+        if tail.rstrip().endswith(markers.opener):
+            return ThinkingStart.OPENED
+        is_closed = tail.rstrip().endswith(markers.closer)
+        return ThinkingStart.NEVER if is_closed else ThinkingStart.BY_MODEL
+
+    def opening_of_thinking(self) -> list[int]:
+        """Returns what opens the thinking where the template leaves that to the model.
+
+        So the thinking's end is known to come, whatever must hold for what is behind it.
+        """
+        assert self.habits.reasoning is not None
+        opener = self.habits.reasoning.opener
+        known = self._tokenizer.control_tokens.by_text.get(opener)
+        if known is None:
+            return self._tokenizer.plain.encode_after_text(opener + "\n")
+        behind = self._tokenizer.plain.encode_after_token("\n", normalized=known.normalized)
+        return [known.token_id, *behind]
 
     def decode_answer(self, token_ids: Sequence[int]) -> str:
         """The text of an answer, as it is told."""

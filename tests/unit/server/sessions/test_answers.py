@@ -45,7 +45,7 @@ def test_an_answer_in_parts_reads_as_one(tokenizer: Tokenizer, text: str, end: s
         parts.append(AnswerPart(said, "", array("i", piece)))
         begun = cut
 
-    item = Answer(tuple(parts)).to_item(tokenizer.decode_answer)
+    (item,) = Answer(tuple(parts)).to_items(tokenizer.decode_answer)
 
     assert item.message.text == told(tokenizer, prompt, token_ids)
 
@@ -56,7 +56,7 @@ def test_parts_that_show_special_tokens_are_joined_as_they_were_told(tokenizer: 
         AnswerPart("b", "y", array("i", [2])),
     )
 
-    item = Answer(parts).to_item(tokenizer.decode_answer)
+    (item,) = Answer(parts).to_items(tokenizer.decode_answer)
 
     assert item.message.text == "a<|im_start|>b"
     assert item.message.reasoning == "xy"

@@ -95,7 +95,7 @@ def test_characters_are_counted_up_to_each_number():
 
     counts = log.characters_through(log.last_sequence)
 
-    assert counts == [0, 0, 0, 1, 3, 3, 6, 6, 7]
+    assert counts == [0, 0, 0, 1, 3, 3, 6, 8, 9]
     assert counts == [log.characters_at(number) for number in range(log.last_sequence + 1)]
     assert log.characters_through(4) == counts[:5]
 

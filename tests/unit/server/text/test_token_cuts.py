@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon_server.text.token_cuts import clean_cuts
+from antiphon_server.text.output_text import OutputText, TextSpec
+from antiphon_server.text.token_cuts import told_cuts
 from antiphon_server.text.tokenizer import Tokenizer
 from support.served_models import load_text_side
 from support.tiny_tokenizers import save_byte_level_tokenizer
@@ -23,7 +24,7 @@ def test_a_place_inside_a_character_of_several_tokens_is_no_cut(tokenizer: Token
     token_ids = ids_of(tokenizer, "a€b")
     assert len(token_ids) == 5
 
-    cuts = clean_cuts(tokenizer.detokenizer(hide_special_tokens=True), token_ids)
+    cuts = told_cuts(OutputText(tokenizer, TextSpec()), token_ids)
 
     assert cuts == {0: 0, 1: 1, 2: 4, 3: 5}
 
@@ -33,7 +34,7 @@ def test_a_place_inside_a_character_of_several_tokens_is_no_cut(tokenizer: Token
 def test_what_is_cut_says_what_it_should(tokenizer: Tokenizer, text: str):
     token_ids = ids_of(tokenizer, text)
 
-    cuts = clean_cuts(tokenizer.detokenizer(hide_special_tokens=True), token_ids)
+    cuts = told_cuts(OutputText(tokenizer, TextSpec()), token_ids)
 
     whole = tokenizer.decode(token_ids, skip_special_tokens=True)
     for num_characters, num_tokens in cuts.items():
