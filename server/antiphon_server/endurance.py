@@ -284,7 +284,8 @@ class EnduringStream:
     def _note_tokens(self, output: OutputNews) -> None:
         """Notes what came of the output."""
         self._new_ids.extend(output.token_ids)
-        self._endurance.attempts.note_progress(self._num_tokens)
+        if self._endurance.attempts.num > 1:
+            self._endurance.attempts.note_progress(self._num_tokens)
         if self._on_probation and (output.ended is not None or not self._is_suspect):
             self._end_probation()
 

@@ -28,8 +28,6 @@ Listener = Callable[[Event], None]
 
 _END_GRACE_S: Final = 1.0
 """How long the engine may take to confirm an end before that is told without it."""
-_BURST_ENTRIES: Final = 512
-"""Tokens and their log-probabilities, beyond which work on them leaves the event loop."""
 _NANOS: Final = 1_000_000_000
 
 
@@ -259,22 +257,18 @@ class Generation:
                 events += await self._events_of(0, part)
         return events
 
-    def _is_burst(self, index: int, num_tokens: int) -> bool:
-        """Whether new tokens are so many that work on them would hold up others."""
-        return num_tokens * self._progress[index].entries_per_token > _BURST_ENTRIES
-
     def _take_at_once(self, listener: Listener, news: RequestNews) -> bool:
         """Tells of new tokens where that is quickly done and can't end an output."""
         if self._failure is not None or self._closed:
             return False
+        progress = self._progress
         for index, new in news.outputs.items():
-            if self._progress[index].ends_by_text or self._is_burst(index, len(new.token_ids)):
+            if len(new.token_ids) > progress[index].max_quick_tokens:
                 return False
-        self._facts.note(news)
+        self._facts.note_tokens(news)
         for index, new in news.outputs.items():
-            part = NewTokens(token_ids=new.token_ids, logprobs=new.logprobs)
             if not self.outputs[index].finished:
-                for delta in self._progress[index].take(part):
+                for delta in progress[index].take(new):
                     listener(delta)
         return True
 
@@ -298,7 +292,7 @@ class Generation:
     async def _deltas_of(self, index: int, part: NewTokens) -> list[Delta]:
         """Works bursts out beside the event loop, where there is room for that."""
         take = self._taking(index, part)
-        if self._run.offload.has_room and self._is_burst(index, len(part.token_ids)):
+        if self._run.offload.has_room and self._progress[index].is_burst(part):
             return await self._run.offload.run(take)
         return take()
 

@@ -7,6 +7,7 @@ from typing import Final
 from antiphon.v1.types_pb2 import Delta, FinishReason, OutputChannel, StopMatch, ToolCall
 
 from antiphon_engine.api import messages
+from antiphon_engine.api.handle import OutputNews
 from antiphon_server.convert import FINISH_REASONS, to_position_logprobs
 from antiphon_server.output_calls import OutputCalls
 from antiphon_server.text.output_channels import Channel
@@ -16,6 +17,9 @@ from antiphon_server.validation import ResolvedConfig
 
 MAX_DELTA_ENTRIES: Final = 4096
 """Tokens and log-probabilities in a delta: keeps it far below a message's bound."""
+
+_BURST_ENTRIES: Final = 512
+"""Tokens and their log-probabilities, beyond which work on them leaves the event loop."""
 
 # The generated enumerations look their values up by name each time.
 _CHANNELS: Final = {
@@ -101,6 +105,11 @@ class OutputProgress:
     """Turns the tokens of one output into deltas, and finds its end.
 
     Used by one task at a time; `take` may run on any thread.
+
+    Attributes:
+        max_take_tokens: How many tokens `take` may get at a time.
+        max_quick_tokens: How many it takes quickly, and without that they may end the output where
+            the engine does not say so.
     """
 
     def __init__(
@@ -119,28 +128,21 @@ class OutputProgress:
         self._tokenizer = tokenizer
         self._config = config
         self._want_logprobs = config.top_logprobs is not None
+        num_entries = 1 if config.top_logprobs is None else 2 + config.top_logprobs
+        self.max_take_tokens: Final = max(1, MAX_DELTA_ENTRIES // num_entries)
+        self._num_quick: Final = _BURST_ENTRIES // num_entries
+        self.max_quick_tokens: Final = 0 if config.stop_strings else self._num_quick
         self._reports_tokens = config.want_token_ids or self._want_logprobs
         # Tokens that no delta has reported yet, and how many of the first have their text out.
         self._unreported_ids: list[int] = []
         self._unreported_logprobs: list[messages.TokenLogprobs] = []
         self._num_told = 0
 
-    @property
-    def entries_per_token(self) -> int:
-        """How much there is to report of a token: itself and its log-probabilities."""
-        return 1 if self._config.top_logprobs is None else 2 + self._config.top_logprobs
+    def is_burst(self, new: NewTokens) -> bool:
+        """Whether new tokens are so many that work on them would hold up others."""
+        return len(new.token_ids) > self._num_quick
 
-    @property
-    def ends_by_text(self) -> bool:
-        """Whether tokens may end the output that end nothing for the engine."""
-        return bool(self._config.stop_strings)
-
-    @property
-    def max_take_tokens(self) -> int:
-        """How many tokens `take` may get at a time."""
-        return max(1, MAX_DELTA_ENTRIES // self.entries_per_token)
-
-    def take(self, new: NewTokens) -> list[Delta]:
+    def take(self, new: NewTokens | OutputNews) -> list[Delta]:
         """Returns the deltas that are due; none of them is empty. Sets the record's end.
 
         REQUIRES: the output is not finished.

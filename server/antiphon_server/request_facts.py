@@ -31,6 +31,11 @@ class RequestFacts:
             self.num_steps = max(self.num_steps, output.num_steps)
             self.num_preemptions += output.num_preemptions
 
+    def note_tokens(self, news: RequestNews) -> None:
+        """Takes in news that have neither a start nor an end."""
+        self.first_token_ns = self.first_token_ns or news.first_token_ns
+        self.last_token_ns = news.last_token_ns
+
     def timings(self, received_ns: int) -> Timings:
         """Returns the spans between the instants that are known."""
         first_step, first, last = self.first_step_ns, self.first_token_ns, self.last_token_ns

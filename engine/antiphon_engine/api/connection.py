@@ -12,9 +12,13 @@ from antiphon_engine.api.messages import ToEngine, ToFrontEnd
 class EngineConnection(asyncio.Protocol):
     """Sends messages and hands those that come to a callback, until the other end is gone."""
 
-    def __init__(self, on_message: Callable[[ToFrontEnd], None]) -> None:
+    def __init__(
+        self, on_message: Callable[[ToFrontEnd], None], on_read: Callable[[], None]
+    ) -> None:
+        """Sets what gets each message, and what is called behind all that one read brought."""
         loop = asyncio.get_running_loop()
         self._on_message = on_message
+        self._on_read = on_read
         self._reader = front_end_reader()
         self._transport: asyncio.Transport | None = None
         self._clock = loop.time
@@ -25,12 +29,17 @@ class EngineConnection(asyncio.Protocol):
 
     @classmethod
     async def open(
-        cls, link: socket.socket, on_message: Callable[[ToFrontEnd], None]
+        cls,
+        link: socket.socket,
+        on_message: Callable[[ToFrontEnd], None],
+        on_read: Callable[[], None],
     ) -> "EngineConnection":
         """Takes over a connected socket."""
         loop = asyncio.get_running_loop()
         link.setblocking(False)
-        _, connection = await loop.create_unix_connection(lambda: cls(on_message), sock=link)
+        _, connection = await loop.create_unix_connection(
+            lambda: cls(on_message, on_read), sock=link
+        )
         return connection
 
     @property
@@ -64,6 +73,7 @@ class EngineConnection(asyncio.Protocol):
             return
         for message in messages:
             self._on_message(message)
+        self._on_read()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""

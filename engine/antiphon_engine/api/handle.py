@@ -71,9 +71,21 @@ class RequestNews:
     outputs: dict[int, OutputNews] = field(default_factory=dict)
     """By output index; those without news are absent."""
 
+    def clear_tokens(self) -> None:
+        """Makes news that hold nothing of those that hold tokens only."""
+        self.first_token_ns = 0
+        if len(self.outputs) > 1:
+            self.outputs.clear()
+        for output in self.outputs.values():
+            output.token_ids.clear()
+            output.logprobs.clear()
+
 
 TakeTokens = Callable[[RequestNews], bool]
-"""Takes in news that hold tokens and neither a start nor an end, or leaves them as they are."""
+"""Takes in news that hold tokens and neither a start nor an end, or leaves them as they are.
+
+The news are its own for the length of the call only.
+"""
 
 
 def take_nothing(news: RequestNews) -> bool:

@@ -83,6 +83,7 @@ class EngineLink:
         self._connection: EngineConnection | None = None
         self._process_id: int | None = None
         self._streams: dict[int, NewsStream] = {}
+        self._told: list[NewsStream] = []  # Those that the last read brought news for.
         self._request_ids = itertools.count(1)
         self._query_ids = itertools.count(_HEARTBEAT_ID + 1)
         self._queries: dict[int, asyncio.Future[int | CoreStats]] = {}
@@ -242,8 +243,7 @@ class EngineLink:
     def _take(self, message: ToFrontEnd) -> None:
         match message:
             case StepNews():
-                for request_id in deliver_step(message, self._streams):
-                    self._forget(request_id)
+                self._told += deliver_step(message, self._streams)
             case Answer():
                 self._take_answer(message)
             case RequestFailed():
@@ -257,6 +257,14 @@ class EngineLink:
                 self._loaded.set_result("")
             case LoadFailed():
                 self._loaded.set_result(message.message)
+
+    def _announce(self) -> None:
+        """Has readers take what came: all of it at once, where the event loop was behind."""
+        told, self._told = self._told, []
+        for stream in dict.fromkeys(told):
+            if stream.is_over:
+                self._forget(stream.request_id)
+            stream.announce()
 
     def _take_answer(self, answer: Answer) -> None:
         if answer.query_id == _HEARTBEAT_ID:
@@ -298,7 +306,7 @@ class EngineLink:
         connection: EngineConnection | None = None
         grace_s = 0.0
         try:
-            connection = await EngineConnection.open(process.link, self._take)
+            connection = await EngineConnection.open(process.link, self._take, self._announce)
             problem = await self._load(process, connection)
             if problem:
                 return problem

@@ -3,6 +3,7 @@
 import asyncio
 from array import array
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from antiphon_engine.api.errors import AntiphonError
 from antiphon_engine.api.handle import OutputNews, RequestNews, TakeTokens, take_nothing
@@ -32,7 +33,7 @@ class NewsStream:
         send: Callable[[ToEngine], None],
         forget: Callable[[int], None],
     ) -> None:
-        self._request_id = request_id
+        self.request_id: Final = request_id
         self._num_open = num_outputs
         self._max_unread_tokens = max_unread_tokens
         self._send = send
@@ -50,6 +51,11 @@ class NewsStream:
         self._take: TakeTokens = take_nothing
         self._arrival: asyncio.Future[None] | None = None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the end of the last output is in."""
+        return not self._num_open
+
     async def next(self, take: TakeTokens = take_nothing) -> RequestNews:
         """See RequestStream."""
         if self._has_news:
@@ -61,8 +67,9 @@ class NewsStream:
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival
         if self._has_news:
-            news = self._news
-            self._forget_news()
+            news, self._news = self._news, RequestNews()
+            self._has_tokens_only = True
+            self._note_read()
             return news
         assert self._error is not None
         raise self._error
@@ -72,7 +79,7 @@ class NewsStream:
         if self._runs():
             self._send(
                 FinishOutput(
-                    request_id=self._request_id, output_index=output_index, keep_tokens=keep_tokens
+                    request_id=self.request_id, output_index=output_index, keep_tokens=keep_tokens
                 )
             )
 
@@ -80,7 +87,7 @@ class NewsStream:
         """See RequestStream."""
         if self._runs() and not self._cancelled:
             self._cancelled = True
-            self._send(Cancel(request_id=self._request_id))
+            self._send(Cancel(request_id=self.request_id))
 
     def hold(self) -> None:
         """See RequestStream."""
@@ -98,7 +105,7 @@ class NewsStream:
             return
         self.cancel()
         self._closed = True
-        self._forget(self._request_id)
+        self._forget(self.request_id)
 
     # Written by the link.
 
@@ -125,8 +132,8 @@ class NewsStream:
             self._rest()
         self._has_news = True
 
-    def end_output(self, ended: OutputEnded) -> bool:
-        """Adds the end of an output and returns whether that was the last."""
+    def end_output(self, ended: OutputEnded) -> None:
+        """Adds the end of an output."""
         output = self.output(ended.output_index)
         output.ended = ended.reason
         output.num_steps = ended.num_steps
@@ -134,12 +141,11 @@ class NewsStream:
         self._num_open -= 1
         self._has_news = True
         self._has_tokens_only = False
-        return self._num_open == 0
 
     def announce(self) -> None:
-        """Brings what a step added to the reader. Idempotent."""
+        """Brings what was added to the reader. Idempotent."""
         arrival = self._arrival
-        if arrival is None or arrival.done():
+        if arrival is None or arrival.done() or not self._has_news:
             return
         try:
             self._offer(self._take)
@@ -166,23 +172,22 @@ class NewsStream:
     def _rest(self) -> None:
         if self._runs() and not self._rests:
             self._rests = True
-            self._send(Hold(request_id=self._request_id))
+            self._send(Hold(request_id=self.request_id))
 
     def _go_on(self) -> None:
         if self._runs() and self._rests and not (self._held or self._full):
             self._rests = False
-            self._send(Release(request_id=self._request_id))
+            self._send(Release(request_id=self.request_id))
 
     def _offer(self, take: TakeTokens) -> None:
         """Offers unread news to the reader, as it is to get them."""
-        if self._has_news and self._has_tokens_only and take(self._news):
-            self._forget_news()
+        if self._has_tokens_only and take(self._news):
+            # Used again, since there would be new ones for every token.
+            self._news.clear_tokens()
+            self._note_read()
 
-    def _forget_news(self) -> None:
-        """Makes room for the next news, as those so far are read."""
-        self._news = RequestNews()
+    def _note_read(self) -> None:
         self._has_news = False
-        self._has_tokens_only = True
         if self._full:
             self._full = False
             self._go_on()
@@ -196,8 +201,8 @@ class NewsStream:
         return self._num_open > 0 and self._error is None and not self._closed
 
 
-def deliver_step(step: StepNews, streams: Mapping[int, NewsStream]) -> list[int]:
-    """Adds a step's news to the streams they belong to and returns the ids of those that ended.
+def deliver_step(step: StepNews, streams: Mapping[int, NewsStream]) -> list[NewsStream]:
+    """Adds a step's news to the streams they belong to, and returns those, to be announced.
 
     News of requests that have no stream any more are dropped.
     """
@@ -219,13 +224,8 @@ def deliver_step(step: StepNews, streams: Mapping[int, NewsStream]) -> list[int]
     for logprobs in step.logprobs:
         if stream := streams.get(logprobs.request_id):
             stream.output(logprobs.output_index).logprobs.append(logprobs)
-    done = []
     for ended in step.ended:
         if stream := streams.get(ended.request_id):
+            stream.end_output(ended)
             told.append(stream)
-            if stream.end_output(ended):
-                done.append(ended.request_id)
-    # Only now is a step's news of each request whole.
-    for stream in told:
-        stream.announce()
-    return done
+    return told

@@ -46,6 +46,15 @@ class Desk:
     def step(
         self, *rows: tuple[int, int, int], ended: list[OutputEnded] | None = None, **news: object
     ) -> list[int]:
+        """Delivers a step as the only one of its read, and returns the requests that are over."""
+        told = self.add_step(*rows, ended=ended, **news)
+        for stream in told:
+            stream.announce()
+        return [stream.request_id for stream in dict.fromkeys(told) if stream.is_over]
+
+    def add_step(
+        self, *rows: tuple[int, int, int], ended: list[OutputEnded] | None = None, **news: object
+    ) -> list[NewsStream]:
         self.end_ns = getattr(self, "end_ns", 100) + 10
         return deliver_step(
             StepNews(
@@ -227,7 +236,7 @@ class Taker:
         self._most = most
 
     def __call__(self, news: RequestNews) -> bool:
-        token_ids = news.outputs[0].token_ids
+        token_ids = list(news.outputs[0].token_ids)
         self.offered.append(token_ids)
         if len(self.taken) + len(token_ids) > self._most:
             return False
@@ -254,6 +263,20 @@ async def test_tokens_are_offered_within_the_step_and_wake_nobody() -> None:
     news = await reading
     assert (news.outputs[0].token_ids, news.last_token_ns) == ([7], 130)
     assert taker.taken == [5, 6]
+
+
+async def test_steps_that_come_at_once_are_offered_at_once() -> None:
+    desk, taker = Desk(), Taker()
+    reading = reading_of(desk.open(1), taker)
+    await asyncio.sleep(0)
+
+    told = [*desk.add_step((1, 0, 5)), *desk.add_step((1, 0, 6))]
+    before = list(taker.offered)
+    for stream in told:
+        stream.announce()
+
+    assert (before, taker.offered) == ([], [[5, 6]])
+    assert not reading.done()
 
 
 async def test_unread_tokens_are_offered_when_the_reader_comes() -> None:
@@ -292,7 +315,7 @@ async def test_what_is_not_taken_is_returned_with_what_comes_meanwhile() -> None
     desk.step((1, 0, 7))
 
     assert (await reading).outputs[0].token_ids == [6, 7]
-    assert (taker.taken, taker.offered[1:]) == ([5], [[6, 7]])
+    assert (taker.taken, taker.offered) == ([5], [[5], [6]])
 
 
 async def test_a_request_goes_on_as_its_tokens_are_taken() -> None:
