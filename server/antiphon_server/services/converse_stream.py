@@ -131,7 +131,7 @@ class ConverseStream:
                 self._watch.begin_write()
                 yield frame
                 self._watch.end_write()
-            if told:
+            if told and self._may_tell_more:
                 continue
             if attachment.end is not None and (attachment.is_cut or not self._has_turns):
                 raise attachment.end
@@ -139,13 +139,21 @@ class ConverseStream:
             if self._incoming.done() and not self._has_turns:
                 self._incoming.result()
                 return
-            if not await self._replay_next():
+            if not (self._to_replay and await self._replay_next()):
                 await attachment.wake.wait()
 
     @property
     def _has_turns(self) -> bool:
         """Whether there are turns left to tell of."""
         return bool(self._readers or self._to_replay or self._attachment.new_turns)
+
+    @property
+    def _may_tell_more(self) -> bool:
+        """Whether there may be more to tell behind what was told just now."""
+        attachment = self._attachment
+        if attachment.wake.is_set() or attachment.new_turns:
+            return True
+        return any(reader.has_news for reader in self._readers)
 
     def _due(self) -> Iterator[ConverseResponse]:
         """Yields one frame of each kind that is due; events in the order of their turns."""
@@ -207,8 +215,8 @@ class ConverseStream:
             reader.close()
 
     async def _replay_next(self) -> bool:
-        """Begins to tell of the next turn that has ended, if its turn has come."""
-        if not self._to_replay or any(reader.turn_ended for reader in self._readers):
+        """Begins to tell of the next turn that has ended, unless others have to come first."""
+        if any(reader.turn_ended for reader in self._readers):
             return False
         log = await self._session.logs.find(self._to_replay[0])
         self._to_replay.popleft()

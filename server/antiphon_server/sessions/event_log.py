@@ -155,11 +155,13 @@ class EventLog(NumberedEvents):
     def weigh(self) -> None:
         """Looks how far driving readers have come, and holds or releases the turn by it."""
         if self._drivers:
-            self._settled = max(reader.settled for reader in self._drivers)
+            self._settled = max([reader.settled for reader in self._drivers])
         if self.ended and self.settled:
             self.on_settled()
-        if not self._may_be_full:
-            return
+        if self._held or self.size_bytes > self._max_backlog_bytes:
+            self._hold_or_release()
+
+    def _hold_or_release(self) -> None:
         backlog_bytes = 0
         if self._drivers and self._settled < self.last_sequence:
             backlog_bytes = self.size_bytes - self.bytes_through(self._settled)
@@ -172,11 +174,6 @@ class EventLog(NumberedEvents):
             if self._valve is not None:
                 self._valve.release()
 
-    @property
-    def _may_be_full(self) -> bool:
-        """Whether it holds so much that it matters how much of it was taken in."""
-        return self._held or self.size_bytes > self._max_backlog_bytes
-
     def _can_serve(self, cursor: TurnCursor) -> bool:
         """Whether what follows a cursor is known exactly."""
         is_of_epoch = cursor.epoch == self.epoch or not cursor.sequence
@@ -185,7 +182,7 @@ class EventLog(NumberedEvents):
     def _announce(self) -> None:
         for reader in self._readers:
             reader.wake.set()
-        if self._may_be_full:
+        if self.size_bytes > self._max_backlog_bytes:
             self.weigh()
 
 

@@ -59,6 +59,7 @@ class NumberedEvents:
         self._firsts: list[int] = []  # The entries' first numbers.
         self._bytes_before: list[int] = []  # What all entries before each take.
         self._latest: TurnEvent | Delta | None = None
+        self._run: DeltaRun | None = None  # The last entry, where it is one.
 
     def add_numbered(self, event: TurnEvent, *, ends_exactly: bool = True) -> None:
         """Takes over an event that has its numbers, which may stand for a range.
@@ -72,6 +73,7 @@ class NumberedEvents:
         event.epoch = self.epoch
         single = _Single(event, event.ByteSize(), ends_exactly)
         self._add(single)
+        self._run = None
         self.size_bytes += single.num_bytes
         self.last_sequence = event.sequence
         self.ended = event.HasField("completed") or event.HasField("failed")
@@ -87,9 +89,9 @@ class NumberedEvents:
         """Takes over a piece of output, as the next event."""
         assert not self.ended, "nothing follows the terminal event"
         self.last_sequence += 1
-        run = self._entries[-1] if self._entries else None
-        if not isinstance(run, DeltaRun) or not run.continues_with(delta):
-            run = DeltaRun(self.last_sequence, delta)
+        run = self._run
+        if run is None or not run.continues_with(delta):
+            run = self._run = DeltaRun(self.last_sequence, delta)
             self._add(run)
         self.size_bytes += run.append(delta)
         self._latest = delta

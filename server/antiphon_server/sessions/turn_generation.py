@@ -191,8 +191,11 @@ async def _follow(
     """Tells a turn's log of its generation, to the end. Raises AntiphonError: it failed."""
 
     def tell(event: Event) -> None:
-        _tell(turn, event, spec)
-        checkpoints.note_progress()
+        if isinstance(event, Delta):
+            turn.log.append_delta(event)
+            checkpoints.note_progress()
+        elif isinstance(event, GenerationStarted):
+            _tell_start(turn, event, spec)
 
     try:
         turn.follow(generation)
@@ -214,15 +217,12 @@ async def _follow(
         generation.close()
 
 
-def _tell(turn: LiveTurn, event: Event, spec: GenerationSpec) -> None:
-    """Brings an event of a generation into the turn's log."""
-    if isinstance(event, GenerationStarted):
-        turn.log.append(TurnEvent(started=event))
-        prompt_ids = spec.prompt_ids if spec.config.want_prompt_token_ids else ()
-        for part in to_prompt_parts(prompt_ids):
-            turn.log.append(TurnEvent(prompt_part=part))
-    elif isinstance(event, Delta):
-        turn.log.append_delta(event)
+def _tell_start(turn: LiveTurn, started: GenerationStarted, spec: GenerationSpec) -> None:
+    """Tells a turn's log that its generation has begun, and the prompt where it was asked for."""
+    turn.log.append(TurnEvent(started=started))
+    prompt_ids = spec.prompt_ids if spec.config.want_prompt_token_ids else ()
+    for part in to_prompt_parts(prompt_ids):
+        turn.log.append(TurnEvent(prompt_part=part))
 
 
 def _outcome(turn: LiveTurn, generation: Generation, prepared: Prepared) -> Outcome:

@@ -82,7 +82,8 @@ class Detokenizer:
         return text
 
     def _push_by_character(self, token_ids: Sequence[int]) -> str:
-        table, hidden, ends = self._decoding.bytes_by_id, self._hidden_ids, self.ends
+        table, hidden = self._decoding.bytes_by_id, self._hidden_ids
+        complete, shown = self.ends.complete, self.ends.shown
         num_ids = len(table)
         pieces: list[str] = []
         partial, num_chars = self._partial, self._num_chars
@@ -93,7 +94,8 @@ class Detokenizer:
                 partial = data[num_used:]
                 num_chars += len(text)
                 pieces.append(text)
-            ends.add(num_chars, num_chars + 1 if partial else num_chars)
+            complete.append(num_chars)
+            shown.append(num_chars + 1 if partial else num_chars)
         self._partial, self._num_chars = partial, num_chars
         return "".join(pieces)
 

@@ -223,6 +223,9 @@ class OutputText:
             text: The part.
             end: Characters of the whole output up to its end; None: all of it is answer.
         """
+        if not self._stop_strings:
+            self._num_released += len(text)
+            return Piece(text=text, num_tokens=self._tell() if text else 0)
         before = self._scanner.num_scanned
         match = self._scanner.scan(text)
         if match is not None:
@@ -260,11 +263,9 @@ class OutputText:
     def _tell(self) -> int:
         """Counts the tokens that are fully out now and forgets them."""
         ends = self._detokenizer.ends
-        num_tokens = 0
-        for shown in ends.shown:
-            if shown > self._num_released:
-                break
-            num_tokens += 1
+        num_tokens = len(ends.shown)
+        while num_tokens and ends.shown[num_tokens - 1] > self._num_released:
+            num_tokens -= 1
         del ends.shown[:num_tokens]
         del ends.complete[:num_tokens]
         self._num_ends_dropped += num_tokens
