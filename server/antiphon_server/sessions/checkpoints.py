@@ -1,6 +1,7 @@
 """How far a turn is, kept now and then while it runs."""
 
 import asyncio
+import zlib
 from array import array
 from dataclasses import dataclass
 from typing import Final
@@ -15,6 +16,8 @@ from antiphon_server.sessions.store import SessionStore
 from antiphon_server.validation import ResolvedConfig
 
 _LAST_WRITE_S: Final = 2.0
+_INTERVAL_SPREAD: Final = 0.3
+"""How much sooner than others some turns are kept, as a part of the interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,11 @@ class CheckpointPlace:
     position: int
     tokens: TurnTokens
     """The turn's prompt, where ids are kept."""
+
+    @property
+    def phase(self) -> float:
+        """From 0 to 1: tells turns apart that began together."""
+        return zlib.crc32(f"{self.key.name}/{self.position}".encode()) / (1 << 32)
 
     async def keep(self, *, num_attempts: int, new: NewTokens, num_kept_before: int) -> bool:
         """Adds to what is kept; returns whether that worked.
@@ -69,6 +77,9 @@ class Checkpoints:
         (self._record,) = generation.outputs
         self._attempts = attempts
         self._limits = limits
+        # Turns that began together would all write together.
+        share = 1 - _INTERVAL_SPREAD * place.phase
+        self._interval_s = share * limits.checkpoint_interval_s
         self._num_kept = 0
         self._timer: asyncio.TimerHandle | None = None
         self._write: asyncio.Task[None] | None = None
@@ -86,8 +97,9 @@ class Checkpoints:
         if num_new >= self._limits.checkpoint_tokens:
             self._begin_to_write()
         elif self._timer is None:
-            interval_s = self._limits.checkpoint_interval_s
-            self._timer = asyncio.get_running_loop().call_later(interval_s, self._begin_to_write)
+            self._timer = asyncio.get_running_loop().call_later(
+                self._interval_s, self._begin_to_write
+            )
 
     def close(self) -> None:
         """Keeps no more: the turn's end takes along what was kept."""
