@@ -31,6 +31,8 @@ from antiphon_server.settings import in_force
 FAILED: Final = 2
 """The exit status of a server that could not start."""
 _CUT_SHORT: Final = 130
+_COLLECTION_THRESHOLDS: Final = (10_000, 20, 20)
+"""Cycles are rare here: what a stream makes goes by counting, so looking for them can wait."""
 
 T = TypeVar("T")
 
@@ -117,6 +119,7 @@ async def _start(
         # All of this stays: collections that looked at it again would hold streams up.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*_COLLECTION_THRESHOLDS)
     except BaseException:
         await engine.close()
         raise
