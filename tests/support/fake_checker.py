@@ -10,7 +10,6 @@ from pathlib import Path
 from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
 from antiphon_server.constraints.check_messages import (
     Check,
-    CheckerStart,
     Finding,
     Job,
     Planned,
@@ -19,7 +18,6 @@ from antiphon_server.constraints.check_messages import (
     Verified,
 )
 from antiphon_server.constraints.checker_process import run
-from antiphon_server.constraints.workers import Work
 
 
 def fake_checker_command(notes: Path) -> list[str]:
@@ -41,15 +39,18 @@ def noted_jobs(notes: Path) -> list[tuple[int, str]]:
 
 
 def main(notes: str, arguments: list[str]) -> None:
-    run(arguments, lambda start: load(start, Path(notes)))
+    run(arguments, lambda _start: FakeWork(Path(notes)))
 
 
-def load(start: CheckerStart, notes: Path) -> Work:
+class FakeWork:
     """The first word of a constraint's text, or of an output, says what becomes of it."""
 
-    def work(job: Job) -> Finding:
+    def __init__(self, notes: Path) -> None:
+        self._notes = notes
+
+    def __call__(self, job: Job) -> Finding:
         said = job.request.text if isinstance(job, Check) else job.text
-        with notes.open("a", encoding="utf-8") as file:
+        with self._notes.open("a", encoding="utf-8") as file:
             file.write(f"{os.getpid()} {said}\n")
         word, _, rest = said.partition(" ")
         _act(word, rest)
@@ -63,8 +64,6 @@ def load(start: CheckerStart, notes: Path) -> Work:
             backend=GrammarBackend.LLGUIDANCE, kind=GrammarKind.REGEX, text=f"of {said}"
         )
         return Planned(job_id=job.job_id, grammar=grammar, compile_ns=1_000_000)
-
-    return work
 
 
 def _act(word: str, rest: str) -> None:

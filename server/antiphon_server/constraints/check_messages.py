@@ -2,15 +2,8 @@
 
 import msgspec
 
-from antiphon_engine.api.grammar import Grammar
+from antiphon_engine.api.grammar import Grammar, GrammarBackend
 from antiphon_server.constraints.request import ConstraintRequest
-
-
-class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How large what becomes of a constraint may be."""
-
-    max_depth: int = 64
-    max_grammar_bytes: int = 1 << 20
 
 
 class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,10 +20,13 @@ class CheckerStart(msgspec.Struct, frozen=True, kw_only=True):
     """The directory that the tokenizer is in."""
     vocabulary_size: int
     """The model's, which may exceed the tokenizer's."""
-    end_ids: tuple[int, ...] = ()
+    backend: GrammarBackend = GrammarBackend.LLGUIDANCE
+    """What its constraints are enforced by."""
     num_workers: int = 2
     worker_limits: WorkerLimits = WorkerLimits()
-    plan_limits: PlanLimits = PlanLimits()
+    max_depth: int = 64
+    """How deeply the parts of a constraint may be nested."""
+    max_grammar_bytes: int = 1 << 20
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -54,8 +50,6 @@ class Verify(_Message, frozen=True, kw_only=True):
     request: ConstraintRequest
     grammar: Grammar
     text: str
-    token_ids: bytes
-    """int32: the output's, without the token that ended it."""
 
 
 # Checker to front end.

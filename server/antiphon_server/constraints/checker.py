@@ -1,12 +1,12 @@
 """Whether constraints can be enforced, and whether outputs are as they had to be."""
 
 import asyncio
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, FieldViolation
+from antiphon_engine.api.grammar import GrammarBackend
 from antiphon_server.constraints.check_messages import (
     Answer,
     Check,
@@ -54,24 +54,27 @@ class ConstraintChecker:
     remembered, unless it only took too long.
     """
 
-    def __init__(self, link: CheckerLink, limits: CheckerLimits) -> None:
-        """Takes the link over: it is closed with this."""
+    def __init__(self, links: Mapping[GrammarBackend, CheckerLink], limits: CheckerLimits) -> None:
+        """Takes the links over, one for each backend: they are closed with this."""
         self.num_violations = 0
         """Finished outputs that were not as they had to be."""
-        self._link = link
+        self._links = dict(links)
         self._limits = limits
         self._cache = CheckedCache(max_bytes=limits.cache_bytes)
         self._running: dict[bytes, asyncio.Task[_Found]] = {}
 
     def start(self) -> None:
-        """Loads in the background what the first check would wait for. Idempotent."""
-        self._link.start()
+        """Loads in the background what most first checks would wait for. Idempotent.
+
+        The other backend takes long to load and few ask for it: that one waits for a first need.
+        """
+        self._links[GrammarBackend.LLGUIDANCE].start()
 
     async def close(self) -> None:
         """Ends all checks. Idempotent."""
         for task in self._running.values():
             task.cancel()
-        await self._link.close()
+        await asyncio.gather(*(link.close() for link in self._links.values()))
 
     def find(self, request: ConstraintRequest) -> CheckedConstraint | None:
         """Returns a constraint that was checked already and is good."""
@@ -99,26 +102,17 @@ class ConstraintChecker:
             return found
         raise _refusal(found, request.kind, self._limits.worker, path)
 
-    async def verify(
-        self, constraint: CheckedConstraint, text: str, token_ids: Sequence[int]
-    ) -> None:
-        """Checks that a finished output is as it had to be.
-
-        Args:
-            constraint: What it had to be like.
-            text: The whole output, without its reasoning.
-            token_ids: The text's, without the token that ended it.
+    async def verify(self, constraint: CheckedConstraint, text: str) -> None:
+        """Checks that a finished answer is as it had to be.
 
         Raises:
             AntiphonError: CONSTRAINT_VIOLATED: it isn't. INTERNAL: nobody can tell.
         """
         request, grammar = constraint.request, constraint.grammar
-        packed = array("i", token_ids).tobytes()
         try:
             answer = await self._ask(
-                lambda job_id: Verify(
-                    job_id=job_id, request=request, grammar=grammar, text=text, token_ids=packed
-                )
+                request.backend,
+                lambda job_id: Verify(job_id=job_id, request=request, grammar=grammar, text=text),
             )
         except AntiphonError as error:
             raise _not_verified(error.message) from error
@@ -149,7 +143,9 @@ class ConstraintChecker:
         return await asyncio.shield(task)
 
     async def _check(self, request: ConstraintRequest) -> _Found:
-        answer = await self._ask(lambda job_id: Check(job_id=job_id, request=request))
+        answer = await self._ask(
+            request.backend, lambda job_id: Check(job_id=job_id, request=request)
+        )
         if isinstance(answer, Planned):
             checked = CheckedConstraint(
                 request=request, grammar=answer.grammar, compile_ns=answer.compile_ns
@@ -166,12 +162,12 @@ class ConstraintChecker:
         if not task.cancelled():
             task.exception()  # Marks it as seen: those who waited may have gone.
 
-    async def _ask(self, make: Callable[[int], Job]) -> Answer:
+    async def _ask(self, backend: GrammarBackend, make: Callable[[int], Job]) -> Answer:
         """Returns the answer to a job; one whose process ended over it is tried once more."""
         cause: Exception = CheckerGoneError("")
         for _ in range(_NUM_TRIES):
             try:
-                return await self._link.ask(make, limit_s=_ANSWER_LIMIT_S)
+                return await self._links[backend].ask(make, limit_s=_ANSWER_LIMIT_S)
             except CheckerGoneError as error:
                 cause = error
             except TimeoutError as error:
@@ -195,7 +191,8 @@ def _refusal(
     field_path = f"{path}.{kind.value}"
     if isinstance(found, Refused):
         # Pointers are told as fragments, so that the one to the whole can be seen.
-        place = f"#{found.path}" if kind in JSON_KINDS else found.path or "all of it"
+        is_pointer = kind in JSON_KINDS and found.path[:1] in ("", "/")
+        place = f"#{found.path}" if is_pointer else found.path or "all of it"
         description = f"{place}: {found.message}"
         return AntiphonError(
             ErrorReason.UNSUPPORTED_CONSTRAINT,

@@ -6,12 +6,18 @@ It compiles with the engine's own backends, so what it takes the engine will tak
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import BinaryIO, Final
 
 import msgspec
 
+from antiphon_engine.api.errors import StartupError
 from antiphon_engine.api.process import link_of_this_process
+from antiphon_engine.grammar.backends import Backends
 from antiphon_server.constraints.check_messages import CheckerStart
+from antiphon_server.constraints.checking import Checking
+from antiphon_server.constraints.following import Speller
+from antiphon_server.constraints.json_schema import PlanLimits
 from antiphon_server.constraints.supervisor import Supervisor
 from antiphon_server.constraints.workers import Work
 
@@ -47,3 +53,18 @@ def _run_to_the_end(supervisor: Supervisor, link: socket.socket) -> None:
         return  # The front end was killed.
     finally:
         link.close()
+
+
+def _load(start: CheckerStart) -> Work:
+    backends = Backends.load(Path(start.checkpoint), vocabulary_size=start.vocabulary_size)
+    backends[start.backend]
+    limits = PlanLimits(max_depth=start.max_depth, max_grammar_bytes=start.max_grammar_bytes)
+    speller = Speller(backends.vocabulary.tokens, backends.vocabulary.control_ids)
+    return Checking(backends, limits, speller=speller)
+
+
+if __name__ == "__main__":
+    try:
+        run(sys.argv[1:], _load)
+    except StartupError as error:
+        sys.exit(f"antiphon checker: {error}")

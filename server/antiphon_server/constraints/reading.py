@@ -31,7 +31,7 @@ class ConstraintLimits:
 def check_constraint(
     constraint: Constraint, *, limits: ConstraintLimits, path: str, violations: Violations
 ) -> None:
-    """Adds what is wrong with a constraint that is set.
+    """Adds what is wrong with a constraint, as far as it shows from outside.
 
     Raises:
         AntiphonError: CONSTRAINT_TOO_COMPLEX, it is too large.
@@ -40,7 +40,7 @@ def check_constraint(
     if kind is None:
         violations.add(path, "one of its kinds must be set")
         return
-    if constraint.compact_json and kind not in JSON_KINDS:
+    if constraint.HasField("compact_json") and kind not in JSON_KINDS:
         violations.add(f"{path}.compact_json", f"does not go with {kind}")
     if kind in _TEXT_KINDS:
         text = getattr(constraint, kind)

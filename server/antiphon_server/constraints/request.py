@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from antiphon_engine.api.grammar import Grammar
+from antiphon_engine.api.grammar import Grammar, GrammarBackend
 
 _BOOKKEEPING_BYTES: Final = 512
 
@@ -28,6 +28,10 @@ JSON_KINDS: Final = frozenset(
 """Those in whose outputs there can be white space between JSON's tokens."""
 
 
+_BY_PARSER: Final = frozenset({ConstraintKind.EBNF})
+"""Kinds whose texts have no lexemes that could be told from each other."""
+
+
 class ConstraintRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A constraint whose size has been checked, and nothing else."""
 
@@ -38,6 +42,13 @@ class ConstraintRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Of CHOICE."""
     max_blank: int = 0
     """White-space characters in a row allowed outside of JSON's strings; 0: none."""
+
+    @property
+    def backend(self) -> GrammarBackend:
+        """What enforces its kind."""
+        if self.kind in _BY_PARSER:
+            return GrammarBackend.XGRAMMAR
+        return GrammarBackend.LLGUIDANCE
 
     def digest(self) -> bytes:
         """Returns what tells it from others."""

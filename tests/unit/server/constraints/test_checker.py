@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_engine.api.grammar import GrammarBackend
 from antiphon_server.constraints.check_messages import CheckerStart, WorkerLimits
 from antiphon_server.constraints.checker import CheckerLimits, ConstraintChecker
 from antiphon_server.constraints.checker_link import CheckerLink
@@ -61,7 +62,7 @@ async def checking(
     )
     link = CheckerLink(lambda: start, command=fake_checker_command(notes))
     limits = CheckerLimits(max_pending=max_pending, cache_bytes=cache_bytes, worker=LIMITS)
-    checker = ConstraintChecker(link, limits)
+    checker = ConstraintChecker({GrammarBackend.LLGUIDANCE: link}, limits)
     try:
         yield Bench(notes, link, checker)
     finally:
@@ -213,7 +214,7 @@ async def test_finished_outputs_do_not_wait_for_constraints(tmp_path: Path) -> N
         waiting = asyncio.create_task(bench.failure("spin"))
         await bench.begun("spin")
 
-        await bench.checker.verify(constraint, "fine", [1, 2])
+        await bench.checker.verify(constraint, "fine")
 
         assert not waiting.done()
         await waiting
@@ -224,7 +225,7 @@ async def test_an_output_that_is_not_as_it_had_to_be_is_counted_and_fails(tmp_pa
         constraint = await bench.check("good")
 
         with pytest.raises(AntiphonError) as caught:
-            await bench.checker.verify(constraint, "bad is too short", [1])
+            await bench.checker.verify(constraint, "bad is too short")
 
         assert caught.value.reason is ErrorReason.CONSTRAINT_VIOLATED
         assert "is too short" in caught.value.message
@@ -236,7 +237,7 @@ async def test_an_output_that_nobody_can_tell_of_fails(tmp_path: Path) -> None:
         constraint = await bench.check("good")
 
         with pytest.raises(AntiphonError) as caught:
-            await bench.checker.verify(constraint, "spin", [1])
+            await bench.checker.verify(constraint, "spin")
 
         assert caught.value.reason is ErrorReason.INTERNAL
         assert bench.checker.num_violations == 0
