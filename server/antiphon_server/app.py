@@ -70,7 +70,7 @@ class Server:
     """A server from the taking of its ports to its end. Lives on one event loop.
 
     Made, it holds its ports; `answer` lets it say that it isn't ready; `open` serves; `close` ends
-    it, opened or not.
+    it, opened or not. The models' checkers end with it.
     """
 
     def __init__(self, config: Config, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)):
@@ -108,6 +108,7 @@ class Server:
         self._answers = False
         self._store: SqliteStore | None = None
         self._registry: SessionRegistry | None = None
+        self._models: Sequence[ServedModel] = ()
 
     @property
     def address(self) -> Address:
@@ -155,6 +156,7 @@ class Server:
         Raises:
             StartupError: the session store can't be used.
         """
+        self._models = tuple(models)
         by_name = {model.name: model for model in models}
         assert len(by_name) == len(models) >= 1
         await self.answer()
@@ -221,6 +223,8 @@ class Server:
         store, self._store = self._store, None
         if store is not None:
             await store.close()
+        for model in self._models:
+            await model.checker.close()
         await self._ports.admin.server.stop(0)
         await self._entrance.close()
         self._offload.close()

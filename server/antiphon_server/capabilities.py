@@ -41,7 +41,9 @@ class Capabilities:
         )
 
 
-BUILT: Final = Capabilities(chat=True)
+BUILT: Final = Capabilities(
+    chat=True, constraints=frozenset({"json_schema", "json_object", "regex", "ebnf", "choice"})
+)
 """What this release can do; a model offers what of that it can do itself."""
 
 

@@ -28,6 +28,10 @@ Listener = Callable[[Event], None]
 
 _END_GRACE_S: Final = 1.0
 """How long the engine may take to confirm an end before that is told without it."""
+_AS_IT_HAD_TO_BE: Final = frozenset(
+    {FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_TOOL_CALLS}
+)
+"""Ends of outputs that keep to their constraint."""
 _NANOS: Final = 1_000_000_000
 
 
@@ -54,6 +58,7 @@ class Generation:
         self.outputs: Final = [OutputRecord(index=index) for index in range(spec.num_outputs)]
         self._spec = spec
         self._run = run
+        self._checker = model.checker
         self._progress = [new_progress(record, spec, model) for record in self.outputs]
         self._unconfirmed = set(range(spec.num_outputs))  # The engine has not told their end.
         self._facts = RequestFacts()
@@ -286,8 +291,15 @@ class Generation:
             return [*deltas]
         if record.has_broken_call:
             raise _broken_call(index)
+        await self._verify(index)
         calls = [ToolCallReady(output_index=index, tool_call=call) for call in record.tool_calls]
         return [*deltas, *calls, self._end_of(index)]
+
+    async def _verify(self, index: int) -> None:
+        """Checks an output that has ended by itself. Raises AntiphonError: it has to fail."""
+        constraint = self._spec.constraint
+        if constraint is not None and self.outputs[index].finish_reason in _AS_IT_HAD_TO_BE:
+            await self._checker.verify(constraint, self._progress[index].whole_answer())
 
     async def _deltas_of(self, index: int, part: NewTokens) -> list[Delta]:
         """Works bursts out beside the event loop, where there is room for that."""

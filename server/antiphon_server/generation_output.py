@@ -142,6 +142,14 @@ class OutputProgress:
         """Whether new tokens are so many that work on them would hold up others."""
         return len(new.token_ids) > self._num_quick
 
+    def whole_answer(self) -> str:
+        """Returns the finished answer without the token that ended it, which may show in it."""
+        record = self._record
+        match = record.stop_match
+        if match is None or not self._config.show_special_tokens:
+            return record.text
+        return record.text.removesuffix(self._tokenizer.token_bytes(match.token_id).decode())
+
     def take(self, new: NewTokens | OutputNews) -> list[Delta]:
         """Returns the deltas that are due; none of them is empty. Sets the record's end.
 

@@ -8,6 +8,7 @@ from typing import Final
 from antiphon_engine.api import messages
 from antiphon_engine.api.grammar import Thinking
 from antiphon_server.access.quotas import Place
+from antiphon_server.constraints.request import CheckedConstraint
 from antiphon_server.convert import pack_token_ids
 from antiphon_server.endurance import Endurance
 from antiphon_server.generation_output import NewTokens, OutputProgress, OutputRecord
@@ -41,6 +42,8 @@ class GenerationSpec:
     retention: RetentionHint = field(default_factory=RetentionHint)
     resumed: NewTokens = field(default_factory=NewTokens)
     """What was generated before of the one output, which goes on behind it; told as if new."""
+    constraint: CheckedConstraint | None = None
+    """What every output that ends by itself is like."""
     endurance: Endurance | None = None
     """None: it fails when its engine does."""
     channels: ChannelSpec = field(default_factory=ChannelSpec)
@@ -68,6 +71,7 @@ def to_request(spec: GenerationSpec, scope: messages.Scope) -> messages.Generati
         session=spec.retention.session,
         retention_priority=spec.retention.priority,
         retention_us=spec.retention.duration_us,
+        grammar=spec.constraint.grammar if spec.constraint else None,
         thinking=spec.thinking,
     )
     return request.resumed_behind(array("i", spec.resumed.token_ids))

@@ -5,9 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from antiphon.v1.inference_pb2 import GenerateRequest
+from antiphon.v1.inference_pb2 import (
+    GenerateRequest,
+    ValidateConstraintRequest,
+    ValidateConstraintResponse,
+)
 
 from antiphon_engine.api.messages import Scope
+from antiphon_server.constraints.enforcement import constraint_of
+from antiphon_server.constraints.trying import try_constraint
 from antiphon_server.generation_spec import GenerationSpec
 from antiphon_server.generator import Generator
 from antiphon_server.offload import Offload
@@ -82,15 +88,24 @@ class RequestPreparation:
         generator.check(terms.scope.tenant, deadline_ns=terms.deadline_ns)
         return Checked(model=model, generator=generator, num_outputs=num_outputs)
 
+    async def try_constraint(
+        self, request: ValidateConstraintRequest
+    ) -> ValidateConstraintResponse:
+        """Says whether requests may use a constraint. Raises AntiphonError: nobody can say."""
+        return await try_constraint(request, find_model(self._models, request.model))
+
     async def render(
         self, request: GenerateRequest, checked: Checked, terms: Terms
     ) -> GenerationSpec:
         """Renders the prompt of a request that was checked, and resolves how to generate.
 
+        Its constraint is looked into before that.
+
         Raises:
             AntiphonError: it is refused.
         """
         model, path = checked.model, terms.path
+        constraint = await constraint_of(request.config, model, path=join_path(path, "config"))
         rendered = await render_prompt(
             request.prompt,
             model=model,
@@ -115,6 +130,7 @@ class RequestPreparation:
             thinking=plan.thinking,
             call_scope=f"{self._random.getrandbits(128):032x}",
             num_outputs=checked.num_outputs,
+            constraint=constraint,
             scope=terms.scope,
             received_ns=terms.received_ns,
             deadline_ns=terms.deadline_ns,

@@ -115,6 +115,7 @@ async def _start(
     try:
         progress.end()
         model = served_model(config, text, engine)
+        model.checker.start()
         await server.open([model])
         # All of this stays: collections that looked at it again would hold streams up.
         gc.collect()

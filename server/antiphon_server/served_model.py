@@ -8,6 +8,8 @@ from antiphon.v1.types_pb2 import GenerationConfig
 
 from antiphon_engine.api.handle import EngineHandle
 from antiphon_server.capabilities import BUILT, Capabilities
+from antiphon_server.constraints.checker import ConstraintChecker
+from antiphon_server.constraints.reading import ConstraintLimits
 from antiphon_server.text.prompt_renderer import PromptRenderer
 from antiphon_server.text.tokenizer import Tokenizer
 
@@ -21,6 +23,7 @@ class ServedLimits:
     max_message_bytes: int
     max_queued_turns: int
     max_sessions: int
+    constraints: ConstraintLimits = field(default_factory=ConstraintLimits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,8 @@ class ServedModel:
     tokenizer: Tokenizer
     renderer: PromptRenderer
     engine: EngineHandle
+    checker: ConstraintChecker
+    """Whoever serves the model closes it."""
     limits: ServedLimits
     architecture: str
     checkpoint_vocabulary_size: int

@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 
 from antiphon_engine.api.messages import SamplingParams, StopParams
 from antiphon_server.capabilities import check_offered
+from antiphon_server.constraints.reading import check_constraint
 from antiphon_server.served_model import ServedModel
 from antiphon_server.validation_fields import Range, Violations
 from antiphon_server.validation_items import check_items, check_items_offered, check_prompt
@@ -95,7 +96,7 @@ def check_config(config: GenerationConfig, *, model: ServedModel, path: str) -> 
 
     Raises:
         InvalidRequest: names the fields below `path`.
-        AntiphonError: UNSUPPORTED_FEATURE; names the capability.
+        AntiphonError: UNSUPPORTED_FEATURE; names the capability. CONSTRAINT_TOO_COMPLEX.
     """
     vocabulary_size = model.vocabulary_size
     violations = Violations()
@@ -109,6 +110,7 @@ def check_config(config: GenerationConfig, *, model: ServedModel, path: str) -> 
         config.stop, vocabulary_size=vocabulary_size, path=f"{path}.stop", violations=violations
     )
     _check_kinds(config, path, violations)
+    _check_constraint(config, model, path, violations)
     if config.HasField("priority"):
         violations.check_range(f"{path}.priority", config.priority, _PRIORITIES)
     most = model.capabilities.max_top_logprobs
@@ -196,12 +198,7 @@ def _merge_into(target: Message, source: Message) -> None:
 
 def _check_kinds(config: GenerationConfig, path: str, violations: Violations) -> None:
     """Adds choices that were begun and not made."""
-    constraint, choice = config.constraint, config.tool_choice
-    if config.HasField("constraint"):
-        if constraint.WhichOneof("kind") is None:
-            violations.add(f"{path}.constraint", "one of its kinds must be set")
-        elif constraint.WhichOneof("kind") == "none" and constraint.HasField("compact_json"):
-            violations.add(f"{path}.constraint.compact_json", "does not go with none")
+    choice = config.tool_choice
     if config.HasField("tool_choice"):
         if choice.WhichOneof("choice") is None:
             violations.add(f"{path}.tool_choice", "one of mode and tool_name must be set")
@@ -209,6 +206,21 @@ def _check_kinds(config: GenerationConfig, path: str, violations: Violations) ->
             violations.add(f"{path}.tool_choice.mode", f"must be a known mode, is {choice.mode}")
         elif choice.WhichOneof("choice") == "tool_name" and not choice.tool_name:
             violations.add(f"{path}.tool_choice.tool_name", "must not be empty")
+
+
+def _check_constraint(
+    config: GenerationConfig, model: ServedModel, path: str, violations: Violations
+) -> None:
+    """Adds what is wrong with the constraint, if any, and with what stands beside it."""
+    if not config.HasField("constraint"):
+        return
+    limits = model.limits.constraints
+    check_constraint(
+        config.constraint, limits=limits, path=f"{path}.constraint", violations=violations
+    )
+    if config.stop.ignore_eos and config.constraint.WhichOneof("kind") != "none":
+        # The end of a constrained output is told by an end-of-sequence token alone.
+        violations.add(f"{path}.stop.ignore_eos", "does not go with a constraint")
 
 
 def _effective(

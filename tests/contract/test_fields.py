@@ -52,6 +52,9 @@ PLAIN = {
         model_pb2.RenderPromptRequest(prompt=Prompt(text=SPOKEN)),
         model_pb2.RenderPromptRequest(prompt=Prompt(conversation={"items": [user("hi")]})),
     ],
+    "ValidateConstraint": [
+        inference_pb2.ValidateConstraintRequest(constraint={"regex": "a"}),
+    ],
     "Tokenize": [model_pb2.TokenizeRequest(text=SPOKEN)],
     "Detokenize": [model_pb2.DetokenizeRequest(token_ids=[0, 1, SPECIAL_ID, 50])],
     "GetModel": [model_pb2.GetModelRequest(name="models/tiny")],
@@ -128,6 +131,7 @@ WITHOUT_EFFECT = {
     r"^(Generate|StreamGenerate|RenderPrompt) \.config\.constraint\.none$": "none to lift",
     r"^MultiplexGenerate \.generate\.config\.constraint\.none$": "none to lift",
     r"^RenderPrompt \.config\.(sampling|stop|output|priority)": "no template needs it",
+    r"^RenderPrompt \.config\.constraint\.(?!compact_json)": "no template needs it",
 }
 """Fields that rightly change nothing here."""
 

@@ -17,9 +17,6 @@ from support.tiny_tokenizers import save_byte_level_tokenizer
 PREFIX = "ERROR_REASON_"
 
 COMES_WITH = {
-    "UNSUPPORTED_CONSTRAINT": "constraints",
-    "CONSTRAINT_TOO_COMPLEX": "constraints",
-    "CONSTRAINT_VIOLATED": "constraints",
     "TOOL_RESULTS_MISSING": "tools",
 }
 """Reasons that no call can have yet, and the capability whose building brings them."""
@@ -33,9 +30,13 @@ DETAILS = {
 """What a code brings beside ErrorInfo and RequestInfo."""
 MORE_DETAILS = {
     "INVALID_FIELD": {"BadRequest"},
+    "UNSUPPORTED_CONSTRAINT": {"BadRequest"},
     "QUOTA_EXCEEDED": {"QuotaFailure", "RetryInfo"},
 }
 METADATA = {
+    "UNSUPPORTED_CONSTRAINT": {"field", "path"},
+    "CONSTRAINT_TOO_COMPLEX": {"field", "limit_bytes"},
+    "CONSTRAINT_VIOLATED": {"constraint"},
     "CONTEXT_LENGTH_EXCEEDED": {"limit", "prompt"},
     "UNSUPPORTED_FEATURE": {"capability"},
     "SESSION_EXPIRED": {"session", "expire_time"},

@@ -11,6 +11,8 @@ import msgspec
 from antiphon.v1 import inference_pb2, inference_pb2_grpc, model_pb2, session_pb2
 from antiphon.v1.types_pb2 import (
     ChatMessage,
+    Choice,
+    Constraint,
     Conversation,
     GenerationConfig,
     Item,
@@ -90,9 +92,32 @@ async def chat(server: RunningServer) -> None:
     await server.inference.Generate(inference_pb2.GenerateRequest(prompt=prompt), timeout=LIMIT_S)
 
 
-async def validate_constraint(server: RunningServer) -> None:
-    request = inference_pb2.ValidateConstraintRequest()
-    await server.inference.ValidateConstraint(request, timeout=LIMIT_S)
+async def generate_with(server: RunningServer, **values: object) -> None:
+    """Generates with a config of these values."""
+    prompt = Prompt(token_ids=TokenIds(ids=[7]))
+    request = inference_pb2.GenerateRequest(prompt=prompt, config=GenerationConfig(**values))
+    await server.inference.Generate(request, timeout=LIMIT_S)
+
+
+async def generate_with_an_adapter(server: RunningServer) -> None:
+    await generate_with(server, adapter="models/tiny/adapters/none")
+
+
+async def generate_within_a_broken_expression(server: RunningServer) -> None:
+    await generate_with(server, constraint=Constraint(regex="(a"))
+
+
+async def generate_within_a_long_expression(server: RunningServer) -> None:
+    await generate_with(server, constraint=Constraint(regex="a" * 2000))
+
+
+async def generate_one_of_two_words(server: RunningServer) -> None:
+    await generate_with(server, constraint=Constraint(choice=Choice(options=["yes", "no"])))
+
+
+def silent() -> FakeEngine:
+    """Ends each answer before it has begun, whatever it is held to."""
+    return FakeEngine(script=lambda request, _: (request.stop.end_ids[0],))
 
 
 async def create(server: RunningServer, **values: object) -> session_pb2.Session:
@@ -268,7 +293,12 @@ PROVOCATIONS = {
     "INVALID_FIELD": Provocation(by=generate_without_prompt),
     "CONTEXT_LENGTH_EXCEEDED": Provocation(by=generate_beyond_the_context),
     "TEMPLATE_ERROR": Provocation(by=chat, template="{{ raise_exception('not so') }}"),
-    "UNSUPPORTED_FEATURE": Provocation(by=validate_constraint),
+    "UNSUPPORTED_FEATURE": Provocation(by=generate_with_an_adapter),
+    "UNSUPPORTED_CONSTRAINT": Provocation(by=generate_within_a_broken_expression),
+    "CONSTRAINT_TOO_COMPLEX": Provocation(
+        by=generate_within_a_long_expression, settings=["constraints.max_size_bytes=1024"]
+    ),
+    "CONSTRAINT_VIOLATED": Provocation(by=generate_one_of_two_words, engine=silent),
     "SESSION_NOT_FOUND": Provocation(by=get_session),
     "SESSION_EXPIRED": Provocation(by=get_expired),
     "TURN_NOT_FOUND": Provocation(by=get_unknown_turn),

@@ -24,7 +24,6 @@ from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.messages import Scope
 from antiphon_server.answer_size import MAX_ANSWER_BYTES, check_answer_size
 from antiphon_server.caller import caller_of, traceparent_of
-from antiphon_server.capabilities import unsupported_feature
 from antiphon_server.generation import Generation
 from antiphon_server.generation_spec import GenerationSpec
 from antiphon_server.long_calls import LongCalls
@@ -45,7 +44,7 @@ _NANOS: Final = 1_000_000_000
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
-    """Generate, StreamGenerate and MultiplexGenerate. What is not built is refused as such."""
+    """Checks, starts generations, and tells of them."""
 
     def __init__(
         self,
@@ -123,8 +122,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         request: ValidateConstraintRequest,
         context: ServicerContext[ValidateConstraintRequest, ValidateConstraintResponse],
     ) -> ValidateConstraintResponse:
-        """Is not built in this release."""
-        raise unsupported_feature("InferenceService.ValidateConstraint", "ValidateConstraint")
+        """Says whether requests may use a constraint."""
+        return await self._preparation.try_constraint(request)
 
     def _terms(self, context: ServicerContext[RequestT, ResponseT]) -> Terms:
         received_ns = self._clock_ns()

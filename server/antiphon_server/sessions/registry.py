@@ -19,6 +19,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_server.access.tenancy import Tenancy, unlimited_tenancy
+from antiphon_server.constraints.enforcement import constraint_of
 from antiphon_server.generator import Generator
 from antiphon_server.offload import Offload
 from antiphon_server.served_model import ServedModel
@@ -52,6 +53,7 @@ from antiphon_server.sessions.surroundings import Surroundings
 from antiphon_server.sessions.sweeper import Sweeper
 from antiphon_server.sessions.times import NS_PER_S
 from antiphon_server.sessions.turn import LiveTurn
+from antiphon_server.validation_fields import join_path
 
 
 class SessionRegistry:
@@ -181,6 +183,9 @@ class SessionRegistry:
         ):
             return answer
         new = new_session(self._surroundings, tenant, request, path=path)
+        model = find_model(self._surroundings.models, new.row.session.model)
+        defaults_path = join_path(path, "session.defaults")
+        await constraint_of(request.session.defaults, model, path=defaults_path)
         earlier = await self._changes.carry_out(self._keep(new))
         return earlier or present(new.row, active=False)
 
@@ -279,8 +284,12 @@ class SessionRegistry:
         async with self.use(key) as session:
             model = find_model(self._surroundings.models, session.present().model)
             checker = Checker(model=model, now_ns=self._surroundings.clock.wall_ns())
+            change = read_update(request, checker)
+            if "defaults" in request.update_mask.paths:
+                defaults = request.session.defaults
+                await constraint_of(defaults, model, path="session.defaults")
             return await session.update(
-                read_update(request, checker),
+                change,
                 etag=request.session.etag,
                 receipt=receipt,
             )

@@ -10,8 +10,9 @@ from antiphon.v1.session_pb2 import HistoryPoint, RewindSessionRequest, Session
 from antiphon.v1.types_pb2 import GoAway
 from google.protobuf.duration_pb2 import Duration
 
-from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_engine.api.errors import AntiphonError, ErrorReason, FieldViolation, InvalidRequest
 from antiphon_server.answer_size import check_answer_size
+from antiphon_server.constraints.enforcement import constraint_of
 from antiphon_server.served_models import find_model
 from antiphon_server.sessions.absences import Absences
 from antiphon_server.sessions.attachment import Attachment, AttachmentRequest, Attachments
@@ -142,6 +143,8 @@ class LiveSession:
         """
         async with self._entry:
             known = await self._find_known(request)
+            if known is None:
+                await self._check_constraint(request)
             live = known.live if known else self._enter(request)
             if live is not None and attachment is not None:
                 attachment.own_turn_ids.add(live.turn_id)
@@ -318,6 +321,31 @@ class LiveSession:
             return StartedTurn(turn_id, live.log, live)
         assert row is not None
         return StartedTurn(turn_id, await self.logs.of_row(row), None)
+
+    async def _check_constraint(self, request: TurnRequest) -> None:
+        """Checks that a new turn's output can be held to what it is to look like.
+
+        Its answer stays known until the turn runs, or is found again then.
+        """
+        if not request.generates:
+            return
+        session = self._ledger.row.session
+        config = merge_config(
+            without_defaults(session.defaults, request.cleared_defaults), request.config
+        )
+        if config.constraint.WhichOneof("kind") in (None, "none"):
+            return
+        model, path = find_model(self._surroundings.models, session.model), request.path
+        check_config(config, model=model, path=f"{path}.config")
+        if request.continues:
+            raise InvalidRequest(
+                FieldViolation(
+                    f"{path}.continue_answer",
+                    "does not go with a constraint, which would hold for what is added alone; set "
+                    "config.constraint.none to go on without one",
+                )
+            )
+        await constraint_of(config, model, path=f"{path}.config")
 
     def _enter(self, request: TurnRequest) -> LiveTurn:
         """Checks a new turn against the session, and queues it."""

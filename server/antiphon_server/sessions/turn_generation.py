@@ -16,6 +16,8 @@ from antiphon.v1.types_pb2 import (
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.messages import Scope
+from antiphon_server.constraints.enforcement import constraint_of
+from antiphon_server.constraints.request import CheckedConstraint
 from antiphon_server.convert import to_prompt_parts
 from antiphon_server.endurance import Attempts, Endurance
 from antiphon_server.generation import Event, Generation
@@ -29,6 +31,7 @@ from antiphon_server.sessions.failures import turn_timeout
 from antiphon_server.sessions.history import History, Prepared, nothing_to_answer
 from antiphon_server.sessions.records import SessionKey, TurnTokens
 from antiphon_server.sessions.surroundings import Surroundings
+from antiphon_server.sessions.times import NS_PER_S
 from antiphon_server.sessions.turn import LiveTurn
 from antiphon_server.text.output_channels import ThinkingStart
 from antiphon_server.text.output_text import OutputText
@@ -80,6 +83,7 @@ async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings)
     plan = _plan(turn, context, surroundings, prepared.prompt_ids)
     if plan.opening_ids:
         prepared = prepared.followed_by(plan.opening_ids)
+    constraint = await _constraint_of(turn, context, surroundings)
     if turn.cancel_asked and not turn.has_earlier_output:
         return None
     config = _resolve(turn, context, surroundings, num_prompt_tokens=len(prepared.prompt_ids))
@@ -91,6 +95,7 @@ async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings)
     spec = GenerationSpec(
         prompt_ids=prepared.prompt_ids,
         config=config,
+        constraint=constraint,
         scope=Scope(tenant=context.key.tenant),
         received_ns=turn.received_ns,
         deadline_ns=turn.deadline_ns,
@@ -147,6 +152,26 @@ def _plan(
         path=f"{turn.request.path}.config",
     )
     return plan_output(find_model(surroundings.models, context.model), prompt_ids, needs)
+
+
+async def _constraint_of(
+    turn: LiveTurn, context: Context, surroundings: Surroundings
+) -> CheckedConstraint | None:
+    """Returns what a turn's output is held to. Raises AntiphonError: it can't be."""
+    left_s = None
+    # One with output from before tells of that, whatever its deadline.
+    if turn.deadline_ns is not None and not turn.has_earlier_output:
+        left_s = (turn.deadline_ns - surroundings.clock.monotonic_ns()) / NS_PER_S
+    try:
+        async with asyncio.timeout(left_s):
+            return await constraint_of(
+                turn.config,
+                find_model(surroundings.models, context.model),
+                path=f"{turn.request.path}.config",
+                waits=True,
+            )
+    except TimeoutError as error:
+        raise turn_timeout(turn.message.name) from error
 
 
 def _resolve(

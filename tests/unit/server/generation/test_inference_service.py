@@ -11,7 +11,6 @@ from antiphon.v1.inference_pb2 import (
     GenerateRequest,
     GenerateResponse,
     StreamGenerateResponse,
-    ValidateConstraintRequest,
 )
 from antiphon.v1.types_pb2 import (
     ChatMessage,
@@ -159,9 +158,9 @@ async def test_prompt_ids_are_reported_on_request(setup: Setup, text: TextSide) 
             "UNSUPPORTED_FEATURE",
         ),
         (
-            lambda r: setattr(r.config.constraint, "regex", "a+"),
-            "UNIMPLEMENTED",
-            "UNSUPPORTED_FEATURE",
+            lambda r: r.config.constraint.choice.options.append(""),
+            "INVALID_ARGUMENT",
+            "INVALID_FIELD",
         ),
     ],
 )
@@ -183,14 +182,6 @@ async def test_prompt_of_the_whole_context_but_one_gets_one_token(setup: Setup) 
 
     assert answer.usage.output_tokens == 1
     assert answer.outputs[0].finish_reason == FinishReason.FINISH_REASON_CONTEXT_FULL
-
-
-async def test_method_that_is_not_built_says_so(setup: Setup) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await setup.server.stub.ValidateConstraint(ValidateConstraintRequest())
-
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert setup.server.reason_of(caught.value) == "UNSUPPORTED_FEATURE"
 
 
 @pytest.mark.parametrize("phase", ["queued", "running"])

@@ -4,7 +4,6 @@ import math
 
 import pytest
 from antiphon.v1.types_pb2 import (
-    Choice,
     Constraint,
     GenerationConfig,
     OutputOptions,
@@ -216,9 +215,6 @@ def test_choices_that_were_not_made_are_refused(
 @pytest.mark.parametrize(
     ("config", "capability", "field"),
     [
-        (Constraint(json_schema="{}"), "constraints", "constraint"),
-        (Constraint(regex="a"), "constraints", "constraint"),
-        (Constraint(choice=Choice(options=["a"])), "constraints", "constraint"),
         (ToolChoice(mode=ToolChoice.MODE_REQUIRED), "tools", "tool_choice"),
         (ToolChoice(tool_name="clock"), "tools", "tool_choice"),
         (OutputOptions(prompt_logprobs=True), "prompt_logprobs", "output.prompt_logprobs"),
