@@ -1,11 +1,19 @@
 """From a JSON Schema's text to the grammar that enforces it exactly."""
 
-import json
-
 from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
-from antiphon_server.constraints.json_schema.document import Json, parse_document
-from antiphon_server.constraints.json_schema.limits import PlanLimits
-from antiphon_server.constraints.refusals import UnsupportedConstraintError
+from antiphon_server.constraints.json_schema.dialect import dialect_of
+from antiphon_server.constraints.json_schema.document import parse_document
+from antiphon_server.constraints.json_schema.goals import goal_of
+from antiphon_server.constraints.json_schema.lark_grammar import write_grammar
+from antiphon_server.constraints.json_schema.lark_rules import LarkRules, RuleBook
+from antiphon_server.constraints.json_schema.limits import Budget, PlanLimits
+from antiphon_server.constraints.json_schema.plan_shapes import PlannedShapes
+from antiphon_server.constraints.json_schema.references import References
+from antiphon_server.constraints.json_schema.workings import GoalWorkings
+from antiphon_server.constraints.refusals import (
+    ConstraintTooComplexError,
+    UnsupportedConstraintError,
+)
 
 
 def plan_schema(text: str, *, max_blank: int, limits: PlanLimits) -> Grammar:
@@ -20,20 +28,40 @@ def plan_schema(text: str, *, max_blank: int, limits: PlanLimits) -> Grammar:
         UnsupportedConstraintError: names the part that can't be enforced or isn't valid.
         ConstraintTooComplexError: a limit is passed.
     """
-    schema = parse_document(text, limits)
-    if not isinstance(schema, dict | bool):
-        raise UnsupportedConstraintError("", "a schema is an object, true or false")
+    rules = schema_rules(text, prefix="", max_blank=max_blank, limits=limits)
     return Grammar(
         backend=GrammarBackend.LLGUIDANCE,
-        kind=GrammarKind.JSON_SCHEMA,
-        text=json.dumps(_plain(schema)),
+        kind=GrammarKind.LARK,
+        text=f"start: {rules.start}\n{rules.text}",
         max_blank=max_blank,
     )
 
 
-def _plain(value: Json) -> object:
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return value if isinstance(value, bool | int | str | None) else float(value)
+def schema_rules(text: str, *, prefix: str, max_blank: int, limits: PlanLimits) -> LarkRules:
+    """Returns the same as rules that can stand in a larger grammar.
+
+    Args:
+        text: The schema.
+        prefix: What every name of the rules begins with: lower-case letters, digits and
+            underscores, a letter first.
+        max_blank: White-space characters in a row that are allowed outside of strings; 0: none.
+        limits: What is too complex.
+
+    Raises:
+        UnsupportedConstraintError: names the part that can't be enforced or isn't valid.
+        ConstraintTooComplexError: a limit is passed.
+    """
+    schema = parse_document(text, limits)
+    if not isinstance(schema, dict | bool):
+        raise UnsupportedConstraintError("", "a schema is an object, true or false")
+    try:
+        references = References(schema, dialect_of(schema))
+        workings = GoalWorkings(references, Budget(limits))
+        root = goal_of(references.root)
+        planned = PlannedShapes(root, workings)
+        book = RuleBook(prefix=prefix, max_blank=max_blank, limits=limits)
+        return write_grammar(root, planned, book)
+    except RecursionError:
+        raise ConstraintTooComplexError(
+            "parts of the schema build on each other in too long a chain; use a shorter one"
+        ) from None

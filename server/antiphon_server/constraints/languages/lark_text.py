@@ -5,7 +5,7 @@ from typing import Final
 
 from antiphon_server.constraints.languages import charsets
 from antiphon_server.constraints.languages.charsets import CharSet
-from antiphon_server.constraints.languages.terms import ANY_TEXT, Kind, Term
+from antiphon_server.constraints.languages.terms import ANY_TEXT, Kind, Term, choice
 
 _SHORT_ESCAPES: Final = {
     0x08: "b",
@@ -27,13 +27,37 @@ def plain_text(term: Term) -> str:
     return _expression(term, _plain_set)
 
 
-def quoted_text(term: Term) -> str:
-    """Returns the expression of the texts as they are inside a JSON string, quotes not included.
+def string_texts(term: Term, *, before: str = "") -> list[str]:
+    """Returns expressions that together are the JSON strings of a language's texts.
 
     Every character has one way to be written: itself, or the shortest escape where it needs one.
-    So a language's complement and intersections stay what they are.
+    So a language's complement and intersections stay what they are. They stay outermost, too: the
+    library looks through an intersection with one complement there, and only there, to see that
+    nearly any text goes.
+
+    Args:
+        term: The language.
+        before: An expression of what may stand before the opening quote.
     """
-    return _expression(term, _quoted_set)
+    match term.kind:
+        case Kind.CHOICE if not term.is_plain:
+            return [text for part in term.parts for text in string_texts(part, before=before)]
+        case Kind.BOTH:
+            parts = term.parts
+        case _:
+            parts = (term,)
+    included = [part for part in parts if part.kind is not Kind.COMPLEMENT] or [ANY_TEXT]
+    excluded = [part.parts[0] for part in parts if part.kind is Kind.COMPLEMENT]
+    written = [_string(part, before) for part in included]
+    if excluded:
+        written.append(f"~({_string(choice(*excluded), before)})")
+    return [" & ".join(written)]
+
+
+def _string(term: Term, before: str) -> str:
+    if term.is_plain:
+        return rf"{before}/\x22{_regex(term, _quoted_set)}\x22/"
+    return rf"({before}/\x22/ {_expression(term, _quoted_set)} /\x22/)"
 
 
 def escape_regex(text: str) -> str:

@@ -1,0 +1,133 @@
+"""The keywords of numbers and strings."""
+
+from decimal import Decimal
+from typing import Final
+
+from antiphon_server.constraints.json_schema.formats import format_language
+from antiphon_server.constraints.json_schema.goals import (
+    NUMBER,
+    STRING,
+    Above,
+    Below,
+    Multiple,
+    Option,
+    Part,
+    Scopes,
+    TextIn,
+    Workings,
+)
+from antiphon_server.constraints.json_schema.keyword import Keyword, of_type
+from antiphon_server.constraints.json_schema.schema_node import SchemaNode
+from antiphon_server.constraints.languages.pattern_syntax import PatternError
+from antiphon_server.constraints.languages.patterns import searched
+from antiphon_server.constraints.languages.terms import ANY_TEXT, Term, complement, of_length
+
+
+def _number(node: SchemaNode, keyword: str) -> Decimal:
+    value = node.get(keyword)
+    if isinstance(value, bool) or not isinstance(value, int | Decimal):
+        node.refuse(keyword, "this must be a number")
+    return Decimal(value)
+
+
+def _lowest(node: SchemaNode) -> list[Above]:
+    bounds = []
+    exclusive = node.get("exclusiveMinimum")
+    if node.has("minimum"):
+        bounds.append(Above(_number(node, "minimum"), strictly=exclusive is True))
+    if node.has("exclusiveMinimum") and not isinstance(exclusive, bool):
+        bounds.append(Above(_number(node, "exclusiveMinimum"), strictly=True))
+    return bounds
+
+
+def _highest(node: SchemaNode) -> list[Below]:
+    bounds = []
+    exclusive = node.get("exclusiveMaximum")
+    if node.has("maximum"):
+        bounds.append(Below(_number(node, "maximum"), strictly=exclusive is True))
+    if node.has("exclusiveMaximum") and not isinstance(exclusive, bool):
+        bounds.append(Below(_number(node, "exclusiveMaximum"), strictly=True))
+    return bounds
+
+
+def _range_holds(node: SchemaNode, _workings: Workings, _scopes: Scopes) -> tuple[Part, ...]:
+    return (*_lowest(node), *_highest(node))
+
+
+def _range_fails(node: SchemaNode, _workings: Workings) -> tuple[Option, ...]:
+    under: list[Part] = [Below(each.bound, strictly=not each.strictly) for each in _lowest(node)]
+    over: list[Part] = [Above(each.bound, strictly=not each.strictly) for each in _highest(node)]
+    return tuple((of_type(NUMBER), each) for each in (*under, *over))
+
+
+def _multiple(node: SchemaNode, *, holds: bool) -> Multiple:
+    step = _number(node, "multipleOf")
+    if step <= 0:
+        node.refuse("multipleOf", "this must be above 0")
+    return Multiple(step, holds, f"{node.pointer}/multipleOf")
+
+
+def _multiple_holds(node: SchemaNode, _workings: Workings, _scopes: Scopes) -> tuple[Part, ...]:
+    return (_multiple(node, holds=True),)
+
+
+def _multiple_fails(node: SchemaNode, _workings: Workings) -> tuple[Option, ...]:
+    return ((of_type(NUMBER), _multiple(node, holds=False)),)
+
+
+def _length(node: SchemaNode) -> Term:
+    low, high = node.count("minLength") or 0, node.count("maxLength")
+    return of_length(low, high)
+
+
+def _pattern(node: SchemaNode) -> Term:
+    pattern = node.get("pattern")
+    if not isinstance(pattern, str):
+        node.refuse("pattern", "this must be a string")
+    return pattern_language(node, "pattern", pattern)
+
+
+def _format(node: SchemaNode) -> Term:
+    name = node.get("format")
+    if not isinstance(name, str) or not node.dialect.asserts_formats:
+        return ANY_TEXT
+    language = format_language(name)
+    if language is None:
+        node.refuse("format", f"the format {name!r} can't be enforced; use a pattern")
+    return language
+
+
+def pattern_language(node: SchemaNode, keyword: str, pattern: str) -> Term:
+    """Returns the strings in which a pattern is found.
+
+    Raises:
+        UnsupportedConstraintError: it can't be enforced.
+    """
+    try:
+        return searched(pattern)
+    except PatternError as error:
+        node.refuse(keyword, f"the pattern {pattern!r} can't be enforced: {error}")
+
+
+def _of_texts(names: tuple[str, ...]) -> Keyword:
+    languages = {"minLength": _length, "pattern": _pattern, "format": _format}
+    language = languages[names[0]]
+
+    def holds(node: SchemaNode, _workings: Workings, _scopes: Scopes) -> tuple[Part, ...]:
+        return (TextIn(language(node)),)
+
+    def fails(node: SchemaNode, _workings: Workings) -> tuple[Option, ...]:
+        return ((of_type(STRING), TextIn(complement(language(node)))),)
+
+    return Keyword(names, holds, fails)
+
+
+SCALAR_KEYWORDS: Final = (
+    Keyword(
+        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _range_holds, _range_fails
+    ),
+    Keyword(("multipleOf",), _multiple_holds, _multiple_fails),
+    _of_texts(("minLength", "maxLength")),
+    _of_texts(("pattern",)),
+    _of_texts(("format",)),
+)

@@ -1,0 +1,189 @@
+"""Numbers and strings from the facts about them."""
+
+from collections.abc import Iterable
+from decimal import Decimal
+from fractions import Fraction
+from math import lcm
+
+from antiphon_server.constraints.json_schema.document import plain_number
+from antiphon_server.constraints.json_schema.goals import (
+    Above,
+    Below,
+    Fact,
+    Multiple,
+    NumberAmong,
+    TextIn,
+    Truths,
+    Whole,
+)
+from antiphon_server.constraints.json_schema.number_runs import number_run
+from antiphon_server.constraints.json_schema.shapes import (
+    BooleanShape,
+    NumberShape,
+    Step,
+    StringShape,
+)
+from antiphon_server.constraints.languages.decimals import (
+    DECIMALS,
+    FRACTIONAL,
+    NUMBERS,
+    at_least,
+    at_most,
+    multiples_of_step,
+    spellings,
+)
+from antiphon_server.constraints.languages.derivatives import finite_texts, is_empty
+from antiphon_server.constraints.languages.terms import NOTHING, Term, both, complement, literals
+from antiphon_server.constraints.refusals import UnsupportedConstraintError
+
+MAX_STATES = 400
+"""States of a language that are looked at to find out whether it has a text."""
+_MAX_MODULUS = 1000
+_MAX_LISTED = 2000
+
+
+def boolean_shape(facts: Iterable[Fact]) -> BooleanShape | None:
+    """Returns the booleans that fit the facts; None: there are none."""
+    values = frozenset({True, False})
+    for fact in facts:
+        if isinstance(fact, Truths):
+            values &= fact.values
+    return BooleanShape(values) if values else None
+
+
+def string_shape(facts: Iterable[Fact]) -> StringShape | None:
+    """Returns the strings that fit the facts; None: there are none."""
+    language = narrowed(both(*(fact.language for fact in facts if isinstance(fact, TextIn))))
+    return None if language == NOTHING else StringShape(language)
+
+
+def narrowed(language: Term) -> Term:
+    """Returns the same language, simpler where it is small or empty."""
+    if language.is_plain:
+        return language
+    texts = finite_texts(language, _MAX_LISTED)
+    if texts is not None:
+        return literals(texts)
+    return NOTHING if is_empty(language, max_states=MAX_STATES) else language
+
+
+def number_shape(facts: Iterable[Fact]) -> NumberShape | None:
+    """Returns the numbers that fit the facts; None: there are none.
+
+    Raises:
+        UnsupportedConstraintError: they can't be told apart from others digit by digit.
+    """
+    numbers = [fact for fact in facts if isinstance(fact, _NUMBER_FACTS)]
+    listed = [fact.numbers for fact in numbers if isinstance(fact, NumberAmong) and fact.holds]
+    if listed:
+        chosen = frozenset.intersection(*listed)
+        chosen = frozenset(each for each in chosen if all(_fits(each, fact) for fact in numbers))
+        return _listed(chosen)
+    if not numbers:
+        return NumberShape(NUMBERS)
+    is_whole = any(isinstance(fact, Whole) and fact.is_whole for fact in numbers)
+    texts, steps = _stepped([fact for fact in numbers if isinstance(fact, Multiple)], is_whole)
+    language = narrowed(both(texts, *(_texts(fact) for fact in numbers if _has_texts(fact))))
+    shape = NumberShape(language, steps)
+    return None if language == NOTHING or (steps and number_run(shape) is None) else shape
+
+
+_NUMBER_FACTS = (Above, Below, Whole, Multiple, NumberAmong)
+
+
+def _listed(numbers: frozenset[Decimal]) -> NumberShape | None:
+    if not numbers:
+        return None
+    texts = literals(plain_number(number) for number in numbers)
+    return NumberShape(texts, numbers=numbers)
+
+
+def _fits(number: Decimal, fact: Fact) -> bool:
+    match fact:
+        case Above():
+            return number > fact.bound or (number == fact.bound and not fact.strictly)
+        case Below():
+            return number < fact.bound or (number == fact.bound and not fact.strictly)
+        case Whole():
+            return (number == int(number)) == fact.is_whole
+        case Multiple():
+            ratio = Fraction(number) / Fraction(fact.step)
+            return (ratio.denominator == 1) == fact.holds
+        case NumberAmong():
+            return (number in fact.numbers) == fact.holds
+        case _:
+            return True
+
+
+def _has_texts(fact: Fact) -> bool:
+    return not isinstance(fact, Multiple) and not (isinstance(fact, Whole) and fact.is_whole)
+
+
+def _texts(fact: Fact) -> Term:
+    match fact:
+        case Above():
+            return at_least(fact.bound, strictly=fact.strictly)
+        case Below():
+            return at_most(fact.bound, strictly=fact.strictly)
+        case NumberAmong():
+            return complement(spellings(fact.numbers))
+        case _:
+            return FRACTIONAL
+
+
+def _stepped(multiples: list[Multiple], is_whole: bool) -> tuple[Term, tuple[Step, ...]]:
+    """The numbers that are multiples of some steps, as texts and what can't be said as texts."""
+    wanted = [Fraction(fact.step) for fact in multiples if fact.holds]
+    if is_whole:
+        wanted.append(Fraction(1))
+    texts, num_digits = DECIMALS, None
+    steps: list[Step] = []
+    if wanted:
+        common = Fraction(
+            lcm(*(each.numerator * _scale(wanted) // each.denominator for each in wanted)),
+            _scale(wanted),
+        )
+        num_digits = _num_digits(common)
+        modulus = int(common * 10**num_digits)
+        texts = multiples_of_step(num_digits)
+        if modulus > 1:
+            _check_modulus(modulus, multiples)
+            steps.append(Step(modulus, num_digits, holds=True))
+    for fact in multiples:
+        if not fact.holds:
+            step = Fraction(fact.step)
+            if step == 1 and num_digits is None:
+                texts = both(texts, FRACTIONAL)
+                continue
+            steps.append(_without(step, num_digits, fact))
+    return texts, tuple(steps)
+
+
+def _without(step: Fraction, num_digits: int | None, fact: Multiple) -> Step:
+    if num_digits is None or _num_digits(step) > num_digits:
+        raise UnsupportedConstraintError(
+            fact.path, "the negation of this can be enforced for whole numbers only"
+        )
+    modulus = int(step * 10**num_digits)
+    _check_modulus(modulus, [fact])
+    return Step(modulus, num_digits, holds=False)
+
+
+def _check_modulus(modulus: int, multiples: list[Multiple]) -> None:
+    if modulus > _MAX_MODULUS:
+        path = next((fact.path for fact in multiples), "")
+        raise UnsupportedConstraintError(
+            path,
+            f"steps with more than {_MAX_MODULUS} remainders can't be enforced; this has {modulus}",
+        )
+
+
+def _scale(fractions: list[Fraction]) -> int:
+    return lcm(*(each.denominator for each in fractions))
+
+
+def _num_digits(step: Fraction) -> int:
+    num_digits = 0
+    while (step * 10**num_digits).denominator != 1:
+        num_digits += 1
+    return num_digits
