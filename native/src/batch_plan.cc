@@ -11,24 +11,6 @@ PlanWriter::PlanWriter(const StepBuffers& buffers, std::int32_t block_tokens)
   out_.sample_indptr[0] = 0;
 }
 
-// Only what differs from row to row is written here; this runs for most rows of most steps.
-void PlanWriter::AddDecode(Request& request) {
-  ANTIPHON_CHECK(num_decode_rows_ == num_rows_);
-  const std::int32_t row = num_rows_++;
-  ++num_decode_rows_;
-  const std::int32_t position = request.num_computed;
-  WriteRow(row, request, request.flags | kFlagSample, position + 1 - request.num_prompt);
-  const bool is_known = request.num_pending == 0;
-  out_.input_ids[row] = is_known ? request.tokens.back() : kUnknownToken;
-  out_.gather_slot[row] = is_known ? kNoSlot : request.slot;
-  const std::int32_t last_start = (request.num_blocks() - 1) * block_tokens_;
-  out_.slot_mapping[row] = static_cast<std::int64_t>(request.chain.blocks.back()) * block_tokens_ +
-                           position - last_start;
-  if (NumTableDeltas(request.chain, request.num_blocks()) > 0) {
-    WriteTableDeltas(request.chain, request.slot);
-  }
-}
-
 void PlanWriter::AddChunk(Request& request, std::int32_t q_len) {
   CompleteDecodes();
   const std::int32_t row = num_rows_++;
@@ -74,18 +56,6 @@ void PlanWriter::Finish(StepId step, std::span<const CopyOp> copies) {
   out_.header[kHeaderNumSlotInits] = num_slot_inits_;
   out_.header[kHeaderStepId] =
       static_cast<std::int32_t>(static_cast<std::uint64_t>(step) & 0x7fffffffU);
-}
-
-void PlanWriter::WriteRow(std::int32_t row, const Request& request, std::uint32_t flags,
-                          std::int32_t output_position) {
-  out_.handle[row] = request.handle;
-  out_.epoch[row] = request.epoch;
-  out_.slot[row] = request.slot;
-  out_.adapter[row] = request.adapter;
-  out_.flags[row] = flags;
-  out_.ctx_len[row] = request.num_computed;
-  out_.output_position[row] = output_position;
-  out_.uniform[row] = request.draws.At(static_cast<std::uint32_t>(output_position));
 }
 
 // Fills in what follows from the rows that decode being the first, of one token each.

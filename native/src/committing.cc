@@ -14,6 +14,61 @@ constexpr std::int32_t kKeepAll = std::numeric_limits<std::int32_t>::max();
 
 }  // namespace
 
+// Whether the request ends with `token`, which is its last.
+inline FinishReason EngineCore::ReasonToEnd(const Request& request, TokenId token) const {
+  if ((request.end_filter & FilterBit(token)) != 0) {
+    if (std::ranges::binary_search(request.end_ids, token)) {
+      return FinishReason::kEndId;
+    }
+    if (std::ranges::binary_search(request.stop_ids, token)) {
+      return FinishReason::kStopId;
+    }
+  }
+  if (request.num_output() < request.output_limit) {
+    return FinishReason::kNone;
+  }
+  return request.num_output() >= request.max_output ? FinishReason::kMaxOutputTokens
+                                                    : FinishReason::kContextFull;
+}
+
+// Returns why the request has ended, or kNone.
+inline FinishReason EngineCore::CommitRow(const PlannedRow& row, TokenId token,
+                                          std::int32_t num_tokens, std::int32_t* result) {
+  Request& request = *row.request;
+  ANTIPHON_CHECK(request.num_inflight >= row.shape.q_len);
+  request.num_inflight -= row.shape.q_len;
+  request.num_pending -= row.shape.samples ? 1 : 0;
+  if (row.epoch != request.epoch) {
+    CommitVoid(request);
+    std::fill_n(result, kResultColumns, 0);
+    return FinishReason::kNone;
+  }
+  if ((request.chain.num_published + 1) * config_.block_tokens <= request.num_settled()) {
+    Publish(request);
+  }
+  if (row.shape.ends_prompt) {
+    PublishPromptTail(request);
+    WakeFollowers(request);
+  }
+  FinishReason reason = FinishReason::kNone;
+  if (row.shape.samples) {
+    Check(num_tokens == 1 && token >= 0, "a row that samples brought no token");
+    request.tokens.push_back(token);
+    ++num_generated_;
+    reason = ReasonToEnd(request, token);
+  }
+  result[0] = row.shape.samples ? 1 : 0;
+  result[1] = static_cast<std::int32_t>(reason);
+  result[2] = row.shape.samples ? request.num_output() : 0;
+  result[3] = request.num_steps;
+  if (reason != FinishReason::kNone) {
+    Retire(request, kKeepAll);
+  } else if (request.held) {
+    LetRest(request);
+  }
+  return reason;
+}
+
 void EngineCore::Commit(StepId step) {
   Check(num_steps_in_flight_ > 0 && step == last_step_ - num_steps_in_flight_ + 1,
         "a step is committed that is not the oldest in flight");
@@ -21,10 +76,10 @@ void EngineCore::Commit(StepId step) {
   const StepBuffers& buffers = set.buffers;
   bool has_ended = false;
   for (std::size_t row = 0; row < set.rows.size(); ++row) {
-    std::int32_t* result = buffers.result + row * kResultColumns;
-    std::fill_n(result, kResultColumns, 0);
-    CommitRow(set.rows[row], buffers.tokens[row], buffers.num_tokens[row], result);
-    has_ended = has_ended || result[1] != 0;
+    const FinishReason reason =
+        CommitRow(set.rows[row], buffers.tokens[row], buffers.num_tokens[row],
+                  buffers.result + row * kResultColumns);
+    has_ended = has_ended || reason != FinishReason::kNone;
   }
   if (has_ended) {
     std::erase_if(running_, [](const Request* request) { return !request->running(); });
@@ -44,41 +99,10 @@ EngineCore::BufferSet& EngineCore::SetOf(StepId step) {
   return *set;
 }
 
-void EngineCore::CommitRow(const PlannedRow& row, TokenId token, std::int32_t num_tokens,
-                           std::int32_t* result) {
-  Request& request = *row.request;
-  ANTIPHON_CHECK(request.num_inflight >= row.q_len);
-  request.num_inflight -= row.q_len;
-  request.num_pending -= row.samples ? 1 : 0;
-  if (row.epoch != request.epoch) {
-    if (request.num_inflight == 0) {
-      Free(request, request.num_valid, request.num_wanted);
-    }
-    return;
-  }
-  if ((request.chain.num_published + 1) * config_.block_tokens <= request.num_settled()) {
-    Publish(request);
-  }
-  if (row.ends_prompt) {
-    PublishPromptTail(request);
-    WakeFollowers(request);
-  }
-  result[3] = request.num_steps;
-  if (row.samples) {
-    Check(num_tokens == 1 && token >= 0, "a row that samples brought no token");
-    request.tokens.push_back(token);
-    ++num_generated_;
-    const FinishReason reason = ReasonToEnd(request, token);
-    result[0] = 1;
-    result[1] = static_cast<std::int32_t>(reason);
-    result[2] = request.num_output();
-    if (reason != FinishReason::kNone) {
-      Retire(request, kKeepAll);
-      return;
-    }
-  }
-  if (request.held) {
-    LetRest(request);
+// A row whose request has ended since it was planned.
+void EngineCore::CommitVoid(Request& request) {
+  if (request.num_inflight == 0) {
+    Free(request, request.num_valid, request.num_wanted);
   }
 }
 
@@ -122,23 +146,6 @@ void EngineCore::ReleaseLater(BlockId block) {
   } else {
     cache_.DropReference(block);
   }
-}
-
-// Whether the request ends with `token`, which is its last.
-FinishReason EngineCore::ReasonToEnd(const Request& request, TokenId token) const {
-  if ((request.end_filter & FilterBit(token)) != 0) {
-    if (std::ranges::binary_search(request.end_ids, token)) {
-      return FinishReason::kEndId;
-    }
-    if (std::ranges::binary_search(request.stop_ids, token)) {
-      return FinishReason::kStopId;
-    }
-  }
-  if (request.num_output() < request.output_limit) {
-    return FinishReason::kNone;
-  }
-  return request.num_output() >= request.max_output ? FinishReason::kMaxOutputTokens
-                                                    : FinishReason::kContextFull;
 }
 
 void EngineCore::WakeFollowers(Request& request) {

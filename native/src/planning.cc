@@ -45,6 +45,22 @@ StepId EngineCore::Plan(std::int32_t set_index, std::int64_t now_us) {
   return set.step;
 }
 
+// What a row that was written means for its request.
+inline void EngineCore::NoteRow(Request& request, RowShape shape, Step& step) {
+  request.num_computed += shape.q_len;
+  request.num_inflight += shape.q_len;
+  request.num_pending += shape.samples ? 1 : 0;
+  ++request.num_steps;
+  request.planned_in = num_plans_;
+  if ((request.chain.num_published + 1) * config_.block_tokens <= request.num_computed) {
+    NoteContribution(request);
+  }
+  PlannedRow& row = step.rows.emplace_back();
+  row.request = &request;
+  row.epoch = request.epoch;
+  row.shape = shape;
+}
+
 void EngineCore::PlanDecodes(Step& step) {
   step.load.num_plans = num_plans_;
   // Whoever is paused meanwhile comes later in the list.
@@ -56,31 +72,28 @@ void EngineCore::PlanDecodes(Step& step) {
     }
     step.load.any_decoding = true;
     // A request that will end with a token in flight needs no row behind it.
-    if (request.may_run(num_plans_) &&
-        request.num_output() + request.num_pending < request.output_limit) {
-      PlanDecode(request, step);
+    if (!request.may_run(num_plans_) ||
+        request.num_output() + request.num_pending >= request.output_limit) {
+      continue;
+    }
+    const bool has_block = request.num_computed < request.num_blocks() * config_.block_tokens;
+    if (has_block ? batcher_.Take(1, NumTableDeltas(request.chain, request.num_blocks()))
+                  : TakeNextBlock(request, step)) {
+      step.writer.AddDecode(request);
+      NoteRow(request, {.q_len = 1, .samples = true}, step);
     }
   }
 }
 
-// Gives a request that decodes a row, if the step has room for it. What is rare is left to others,
-// since this runs for every row of every step.
-void EngineCore::PlanDecode(Request& request, Step& step) {
-  const bool needs_block = request.num_computed >= request.num_blocks() * config_.block_tokens;
-  const std::int32_t num_deltas =
-      NumTableDeltas(request.chain, request.num_blocks() + (needs_block ? 1 : 0));
-  if (!batcher_.Fits(1, num_deltas)) {
-    return;
+// Takes a row and a block for a request that decodes and has filled its last one, if the step and
+// memory have room for it.
+bool EngineCore::TakeNextBlock(Request& request, Step& step) {
+  const std::int32_t num_deltas = NumTableDeltas(request.chain, request.num_blocks() + 1);
+  if (!batcher_.Fits(1, num_deltas) || !MakeRoom(request, 1, step)) {
+    return false;
   }
-  if (needs_block) {
-    if (!MakeRoom(request, 1, step)) {
-      return;
-    }
-    TakeBlocks(request, 1);
-  }
-  batcher_.Take(1, num_deltas);
-  step.writer.AddDecode(request);
-  NoteRow({.request = &request, .epoch = request.epoch, .q_len = 1, .samples = true}, step);
+  TakeBlocks(request, 1);
+  return batcher_.Take(1, num_deltas);
 }
 
 void EngineCore::PlanPrefillsInOrder(Step& step) {
@@ -129,25 +142,8 @@ bool EngineCore::PlanChunk(Request& request, std::int32_t q_len, Step& step) {
   if (ends_prompt) {
     request.state = RequestState::kDecode;
   }
-  NoteRow({.request = &request,
-           .epoch = request.epoch,
-           .q_len = q_len,
-           .samples = ends_prompt,
-           .ends_prompt = ends_prompt},
-          step);
+  NoteRow(request, {.q_len = q_len, .samples = ends_prompt, .ends_prompt = ends_prompt}, step);
   return true;
-}
-
-// What a row that was written means for its request.
-void EngineCore::NoteRow(const PlannedRow& row, Step& step) {
-  Request& request = *row.request;
-  request.num_computed += row.q_len;
-  request.num_inflight += row.q_len;
-  request.num_pending += row.samples ? 1 : 0;
-  ++request.num_steps;
-  request.planned_in = num_plans_;
-  NoteContribution(request);
-  step.rows.push_back(row);
 }
 
 void EngineCore::TakeBlocks(Request& request, std::int32_t count) {
@@ -156,13 +152,11 @@ void EngineCore::TakeBlocks(Request& request, std::int32_t count) {
   capacity_.Settle(num_promised);
 }
 
-// Lets others wait for the block that the request will publish next, if this step computes it. Only
+// Lets others wait for the block that the request will publish next, which this step computes. Only
 // who has really got a row contributes: nobody must wait for one who waits himself.
 void EngineCore::NoteContribution(const Request& request) {
-  const std::int32_t end = (request.chain.num_published + 1) * config_.block_tokens;
   const auto index = static_cast<std::size_t>(request.chain.num_published);
-  if (end <= request.num_computed && index < request.block_hashes.size() &&
-      config_.prefix_deferral && cache_.reuses_prefixes()) {
+  if (index < request.block_hashes.size() && config_.prefix_deferral && cache_.reuses_prefixes()) {
     contributions_.push_back({.scope = request.chain.scope,
                               .parent = request.chain.tip,
                               .hash = request.block_hashes[index],

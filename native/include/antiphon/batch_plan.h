@@ -94,4 +94,35 @@ class PlanWriter {
   std::int32_t num_slot_inits_ = 0;
 };
 
+// Both are here so that planning a row that decodes, which most rows of most steps do, is one piece
+// of code. Only what differs from row to row is written.
+inline void PlanWriter::AddDecode(Request& request) {
+  ANTIPHON_CHECK(num_decode_rows_ == num_rows_);
+  const std::int32_t row = num_rows_++;
+  ++num_decode_rows_;
+  const std::int32_t position = request.num_computed;
+  WriteRow(row, request, request.flags | kFlagSample, position + 1 - request.num_prompt);
+  const bool is_known = request.num_pending == 0;
+  out_.input_ids[row] = is_known ? request.tokens.back() : kUnknownToken;
+  out_.gather_slot[row] = is_known ? kNoSlot : request.slot;
+  const std::int32_t last_start = (request.num_blocks() - 1) * block_tokens_;
+  out_.slot_mapping[row] = static_cast<std::int64_t>(request.chain.blocks.back()) * block_tokens_ +
+                           position - last_start;
+  if (NumTableDeltas(request.chain, request.num_blocks()) > 0) {
+    WriteTableDeltas(request.chain, request.slot);
+  }
+}
+
+inline void PlanWriter::WriteRow(std::int32_t row, const Request& request, std::uint32_t flags,
+                                 std::int32_t output_position) {
+  out_.handle[row] = request.handle;
+  out_.epoch[row] = request.epoch;
+  out_.slot[row] = request.slot;
+  out_.adapter[row] = request.adapter;
+  out_.flags[row] = flags;
+  out_.ctx_len[row] = request.num_computed;
+  out_.output_position[row] = output_position;
+  out_.uniform[row] = request.draws.At(static_cast<std::uint32_t>(output_position));
+}
+
 }  // namespace antiphon

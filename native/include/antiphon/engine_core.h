@@ -187,12 +187,15 @@ class EngineCore {
   std::string Census() const;
 
  private:
-  struct PlannedRow {
-    Request* request;  // keeps its place until the row is committed
-    std::uint32_t epoch;
-    std::int32_t q_len;
-    bool samples;
+  struct RowShape {
+    std::int32_t q_len = 0;
+    bool samples = false;
     bool ends_prompt = false;
+  };
+  struct PlannedRow {
+    Request* request = nullptr;  // keeps its place until the row is committed
+    std::uint32_t epoch = 0;
+    RowShape shape;
   };
   struct BufferSet {
     StepBuffers buffers;
@@ -220,9 +223,9 @@ class EngineCore {
   void PlanDecodes(Step& step);
   void PlanPrefillsInOrder(Step& step);
   void PlanPrefillsEqually(Step& step);
-  void PlanDecode(Request& request, Step& step);
+  bool TakeNextBlock(Request& request, Step& step);
   bool PlanChunk(Request& request, std::int32_t q_len, Step& step);
-  void NoteRow(const PlannedRow& row, Step& step);
+  void NoteRow(Request& request, RowShape shape, Step& step);
   void TakeBlocks(Request& request, std::int32_t count);
   void NoteContribution(const Request& request);
   void ContinueOnloads();
@@ -255,8 +258,9 @@ class EngineCore {
   void LeaveLine(Request& request);
 
   // committing.cc
-  void CommitRow(const PlannedRow& row, TokenId token, std::int32_t num_tokens,
-                 std::int32_t* result);
+  FinishReason CommitRow(const PlannedRow& row, TokenId token, std::int32_t num_tokens,
+                         std::int32_t* result);
+  void CommitVoid(Request& request);
   void Publish(Request& request);
   void PublishPromptTail(const Request& request);
   void ReleaseLater(BlockId block);

@@ -30,7 +30,7 @@ class Draws {
 
   constexpr double At(std::uint32_t output_position) const {
     const std::uint64_t bits = Mix64(first_ + output_position * kGoldenGamma);
-    return static_cast<double>(bits >> 11) * 0x1.0p-53;
+    return static_cast<double>(static_cast<std::int64_t>(bits >> 11)) * 0x1.0p-53;
   }
 
  private:
