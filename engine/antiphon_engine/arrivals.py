@@ -37,6 +37,10 @@ class Arrivals:
         """Begins to load what the first guided request would have to wait for."""
         self._guide_maker.warm_up()
 
+    def close(self) -> None:
+        """Lets the threads that make guides end."""
+        self._guide_maker.close()
+
     def submit(
         self, request_id: int, request: GenerationRequest, *, is_overloaded: bool
     ) -> RequestFailed | None:

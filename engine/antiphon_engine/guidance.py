@@ -48,6 +48,10 @@ class Guidance:
         """Whether no more guided requests should come for now."""
         return self._filler.is_overloaded
 
+    def close(self) -> None:
+        """Lets the threads that make masks end."""
+        self._filler.close()
+
     def begin(self, plan: StepBuffers) -> None:
         """Begins to make the masks of a planned step; `finish` is to follow."""
         num_rows = int(plan["header"][_native.HEADER_NUM_ROWS])

@@ -63,6 +63,11 @@ class EngineParts:
     arrivals: Arrivals
     guidance: Guidance
 
+    def close(self) -> None:
+        """Lets go of threads, behind the last step."""
+        self.arrivals.close()
+        self.guidance.close()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
@@ -132,6 +137,9 @@ class EngineLoop:
         except Exception:
             _log.exception("engine failed", request_ids=self._requests.active_ids)
             raise
+        finally:
+            self._arrivals.close()
+            self._guidance.close()
 
     @property
     def busy(self) -> bool:

@@ -109,8 +109,7 @@ def run_until_ended(harness: LoopHarness, requests: dict[int, GenerationRequest]
         if over == wanted:
             return
         assert time.monotonic() < deadline, f"{wanted - over} have not ended"
-        harness.loop.run_once()
-        harness.step()
+        harness.step_or_wait()
 
 
 def only_failure(harness: LoopHarness, request_id: int) -> RequestFailed:

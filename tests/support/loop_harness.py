@@ -103,6 +103,12 @@ class LoopHarness:
             self.loop.run_once()
         self._hear()
 
+    def step_or_wait(self) -> None:
+        """Runs one pass, also where it waits."""
+        self._num_asked = 0
+        self.loop.run_once()
+        self._hear()
+
     def run(self, max_steps: int = 2000) -> None:
         """Runs until nothing is left to do."""
         self.step()
@@ -175,4 +181,7 @@ def running_loop_of(
     parts = make_parts(start, model)
     with front_end, engine_end:
         loop = EngineLoop(parts, FrontEndLink(engine_end), loop_settings(config))
-        yield LoopHarness(loop, front_end)
+        try:
+            yield LoopHarness(loop, front_end)
+        finally:
+            parts.close()

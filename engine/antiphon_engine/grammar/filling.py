@@ -55,6 +55,7 @@ class MaskFiller:
         self._num_open = 0
         self._workers: list[_Worker] = []
         self._left_behind: list[_Worker] = []
+        self._closed = False
 
     @property
     def is_overloaded(self) -> bool:
@@ -84,6 +85,12 @@ class MaskFiller:
                         self._leave_behind(worker)
                     elif not worker.thread.is_alive():
                         raise RuntimeError("a thread that fills masks has died")
+
+    def close(self) -> None:
+        """Lets the threads end. Those that are at work end behind it."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
     def _hire(self) -> "_Worker":
         worker = _Worker()
@@ -119,9 +126,9 @@ class MaskFiller:
         while True:
             with self._changed:
                 while not self._waiting:
-                    self._changed.wait()
-                    if worker not in self._workers:
+                    if self._closed:
                         return
+                    self._changed.wait()
                 task = worker.begin(self._waiting.popleft())
             error = _fill(task, scratch)
             with self._changed:

@@ -1,5 +1,6 @@
 """Makes guides of requests on threads of its own, so that no step waits for a compilation."""
 
+import enum
 import os
 import queue
 import threading
@@ -35,6 +36,13 @@ class Prepared:
     error: AntiphonError | None = None
 
 
+class _Order(enum.Enum):
+    """What threads are told beside the requests that they are to prepare."""
+
+    LOAD = enum.auto()
+    END = enum.auto()
+
+
 def needs_guides(request: GenerationRequest) -> bool:
     """Returns whether something holds for a request's tokens."""
     has_budget = request.thinking is not None and request.thinking.max_tokens is not None
@@ -54,7 +62,9 @@ class GuideMaker:
         self._markers: OrderedDict[str, EndMarker] = OrderedDict()
         self._backends: Backends | None = None
         self._loading = threading.Lock()
-        self._wanted: queue.SimpleQueue[tuple[int, GenerationRequest] | None] = queue.SimpleQueue()
+        self._wanted: queue.SimpleQueue[tuple[int, GenerationRequest] | _Order] = (
+            queue.SimpleQueue()
+        )
         self._prepared: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
@@ -65,8 +75,14 @@ class GuideMaker:
 
     def warm_up(self) -> None:
         """Begins to load what the first guided request would have to wait for."""
-        self._wanted.put(None)
+        self._wanted.put(_Order.LOAD)
         self._hire()
+
+    def close(self) -> None:
+        """Lets the threads end behind what was asked for before."""
+        for _ in self._threads:
+            self._wanted.put(_Order.END)
+        self._threads.clear()
 
     def take_prepared(self) -> list[Prepared]:
         """Returns what has been prepared since the last call, without waiting."""
@@ -88,7 +104,9 @@ class GuideMaker:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while True:
             wanted = self._wanted.get()
-            if wanted is None:
+            if wanted is _Order.END:
+                return
+            if wanted is _Order.LOAD:
                 self._load_all()
             else:
                 self._prepared.put(self._prepare(*wanted))

@@ -173,8 +173,7 @@ def test_a_hold_changes_nothing(model: GuidedModel, depth: int) -> None:
         harness.submit(1, requests[1])
         harness.send(Hold(request_id=1), Release(request_id=1))
         while len(harness.heard.tokens[1, 0]) < 4:
-            harness.loop.run_once()
-            harness.step()
+            harness.step_or_wait()
         harness.send(Hold(request_id=1))
         for _ in range(6):
             harness.step()
