@@ -29,7 +29,7 @@ class Command:
 
     def engine_id(self) -> int:
         """Returns the process id of its engine."""
-        (engine_id,) = children_of(self.process.pid)
+        (engine_id,) = engines_of(self.process.pid)
         return engine_id
 
     def end(self, number: int = signal.SIGTERM, limit_s: float = 20.0) -> tuple[int, str]:
@@ -107,6 +107,19 @@ def serve_runner(directory: Path, checkpoint: Path) -> Iterator[Runner]:
 def address_in(line: str) -> str:
     """Returns the address in a ready line."""
     return line.rsplit(" ", 1)[1]
+
+
+def engines_of(process_id: int) -> list[int]:
+    """Returns the ids of a server's engine processes: its children that check no constraints."""
+    return [child for child in children_of(process_id) if not _checks_constraints(child)]
+
+
+def _checks_constraints(process_id: int) -> bool:
+    try:
+        command = Path(f"/proc/{process_id}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"checker_process" in command
 
 
 def children_of(process_id: int) -> list[int]:

@@ -15,7 +15,7 @@ import grpc
 from antiphon.v1 import admin_pb2, admin_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from support.serve_command import children_of
+from support.serve_command import engines_of
 from torture.zygote import FrontEndSpec, environment, zygote_command
 
 UP_LIMIT_S = 90.0
@@ -125,7 +125,7 @@ class Victim:
 
         A front end that was killed is not there again before `start`.
         """
-        engines = children_of(self._front_end)
+        engines = engines_of(self._front_end)
         if kind == "engine" and not engines:
             return False
         self.num_kills += 1
@@ -163,7 +163,7 @@ class Victim:
         """Returns how many processes there are beside the front end and one engine."""
         children: list[int] = json.loads(await self._ask("children"))
         others = [child for child in children if child != self._front_end]
-        return len(others) + max(0, len(children_of(self._front_end)) - 1)
+        return len(others) + max(0, len(engines_of(self._front_end)) - 1)
 
     def stop(self) -> None:
         """Asks the front end to end well."""

@@ -16,7 +16,7 @@ from antiphon.v1 import (
 )
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from support.serve_command import Runner, address_in, children_of, serve_runner
+from support.serve_command import Runner, address_in, engines_of, serve_runner
 from support.tiny_checkpoints import make_checkpoint
 from support.tiny_tokenizers import save_byte_level_tokenizer
 
@@ -62,7 +62,7 @@ def test_server_says_where_it_serves_answers_and_ends_with_zero(runner: Runner) 
     with grpc.insecure_channel(address_in(line)) as channel:
         answer = generate(channel, 5)
         status = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
-    (engine_pid,) = children_of(command.process.pid)
+    (engine_pid,) = engines_of(command.process.pid)
     front_end_maps = Path(f"/proc/{command.process.pid}/maps").read_text()
 
     exit_status, log = command.end()
@@ -99,7 +99,7 @@ def test_second_signal_ends_the_server_though_a_call_runs(runner: Runner) -> Non
             )
         )
         next(stream)
-        (engine_pid,) = children_of(command.process.pid)
+        (engine_pid,) = engines_of(command.process.pid)
         os.kill(engine_pid, signal.SIGSTOP)
         command.process.send_signal(signal.SIGTERM)
         told = next(watch)
@@ -213,7 +213,7 @@ def test_server_serves_whatever_became_of_its_standard_streams(
 def test_engine_that_stops_answering_turns_health_and_is_replaced(runner: Runner) -> None:
     command = runner.start("--set", "engine.stall_limit_s=2")
     address = address_in(command.read_ready_line())
-    (engine_pid,) = children_of(command.process.pid)
+    (engine_pid,) = engines_of(command.process.pid)
     with grpc.insecure_channel(address) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(
             health_pb2.HealthCheckRequest(), timeout=60
