@@ -27,9 +27,10 @@ class StepMasks:
         if device.is_cuda:
             self._apply_at_once(logits, device)
             return
+        # Row by row and without the library's threads: there is too little to do for them.
+        table = logits.numpy()
         for row, words in zip(self.rows, self.words, strict=True):
-            bits = np.unpackbits(words.view(np.uint8), bitorder="little", count=logits.shape[1])
-            logits[row].masked_fill_(torch.from_numpy(bits == 0), FLOOR)
+            _apply_to_row(table[row], words)
 
     def _apply_at_once(self, logits: torch.Tensor, device: Device) -> None:
         words_gw = device.upload(self.words)
@@ -38,3 +39,21 @@ class StepMasks:
         rows = device.upload(self.rows)
         masked_gv = logits[rows].masked_fill_(bits_gv[:, : logits.shape[1]] == 0, FLOOR)
         logits[rows] = masked_gv
+
+
+def _apply_to_row(logits_v: NDArray[np.float32], words: NDArray[np.int32]) -> None:
+    """Writes the fewer: the tokens that are not allowed, or all and again those that are."""
+    num_tokens = logits_v.shape[0]
+    if 2 * int(np.bitwise_count(words.view(np.uint32)).sum()) > num_tokens:
+        logits_v[_ids_of(~words, num_tokens)] = FLOOR
+        return
+    allowed = _ids_of(words, num_tokens)
+    kept = logits_v[allowed]
+    logits_v.fill(FLOOR)
+    logits_v[allowed] = kept
+
+
+def _ids_of(words: NDArray[np.int32], num_tokens: int) -> NDArray[np.int64]:
+    """Returns the ids whose bits are set, of those that logits have."""
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little", count=num_tokens)
+    return np.flatnonzero(bits.view(np.bool_))
