@@ -74,11 +74,17 @@ EXPORTED = {
     "assistant",
     "before",
     "beginning",
+    "choice",
     "conversation",
     "generate_request",
+    "grammar",
+    "json_object",
+    "json_schema",
     "raw_text",
     "raw_tokens",
+    "regex",
     "system",
+    "unconstrained",
     "user",
 }
 

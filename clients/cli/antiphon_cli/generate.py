@@ -2,13 +2,13 @@
 
 import argparse
 import sys
-from pathlib import Path
 
 from antiphon.v1 import inference_pb2, types_pb2
 from google.protobuf import json_format
 
 from antiphon_cli.config_flags import add_config, add_model, config_of, fitting
 from antiphon_cli.connection_flags import add_connection, connect
+from antiphon_cli.constraint_flags import add_constraint, constraint_of
 from antiphon_cli.failures import report
 from antiphon_cli.outcome import INTERRUPTED, WRONG_USE, complain, complain_of
 from antiphon_cli.terminal import note, say
@@ -30,6 +30,8 @@ examples:
   git diff | antiphon generate --instructions "Write a commit message" -
   antiphon generate --raw "def fibonacci(n):"
   antiphon generate -n 3 --seed 7 "A name for a cat"
+  antiphon generate --choice yes --choice no "Is water wet?"
+  antiphon generate --json-schema person.json "Invent somebody" | jq .
   antiphon generate --json "What is 2 + 2?" | jq .usage
 """
 
@@ -53,12 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object: outputs, usage and timings"
     )
-    parser.add_argument(
-        "--json-schema",
-        type=Path,
-        metavar="FILE",
-        help="a schema for the answer; not in this release",
-    )
+    add_constraint(parser)
     add_config(parser)
     add_connection(parser)
 
@@ -89,8 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _request(arguments: argparse.Namespace) -> inference_pb2.GenerateRequest:
     text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     config = config_of(arguments)
-    if arguments.json_schema:
-        config.constraint.json_schema = arguments.json_schema.read_text(encoding="utf-8")
+    constraint = constraint_of(arguments)
+    if constraint is not None:
+        config.constraint.CopyFrom(constraint)
     items = [system(arguments.instructions)] if arguments.instructions else []
     return inference_pb2.GenerateRequest(
         model=arguments.model,

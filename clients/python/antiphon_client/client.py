@@ -137,6 +137,13 @@ class Client:
                 return
             request = model_pb2.ListModelsRequest(page_token=page.next_page_token)
 
+    async def validate_constraint(
+        self, constraint: types_pb2.Constraint, *, model: str = ""
+    ) -> inference_pb2.ValidateConstraintResponse:
+        """Says whether requests may use a constraint and, if not, which part is at fault."""
+        request = inference_pb2.ValidateConstraintRequest(model=model, constraint=constraint)
+        return await self._connection.unary(self._inference.ValidateConstraint, request)
+
     async def tokenize(
         self,
         text: str,

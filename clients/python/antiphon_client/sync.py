@@ -215,6 +215,12 @@ class SyncClient:
         """Returns what `models/{model}` is and what requests may ask of it."""
         return self._loop.run(self._client.get_model(name))
 
+    def validate_constraint(
+        self, constraint: types_pb2.Constraint, *, model: str = ""
+    ) -> inference_pb2.ValidateConstraintResponse:
+        """Says whether requests may use a constraint and, if not, which part is at fault."""
+        return self._loop.run(self._client.validate_constraint(constraint, model=model))
+
     def tokenize(
         self,
         text: str,

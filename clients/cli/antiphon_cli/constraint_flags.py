@@ -1,0 +1,53 @@
+"""Flags that say what an answer must look like."""
+
+import argparse
+from pathlib import Path
+
+from antiphon.v1 import types_pb2
+
+from antiphon_client import choice, grammar, json_object, json_schema, regex
+
+
+def add_constraint(parser: argparse.ArgumentParser) -> None:
+    """Declares the kinds, of which one may be given."""
+    group = parser.add_argument_group("what the answer must look like")
+    kinds = group.add_mutually_exclusive_group()
+    kinds.add_argument("--json-schema", type=Path, metavar="FILE", help="JSON that a schema allows")
+    kinds.add_argument("--json-object", action="store_true", help="any JSON object")
+    kinds.add_argument("--regex", metavar="EXPRESSION", help="a text that it matches as a whole")
+    kinds.add_argument(
+        "--choice",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="one of these texts; may be given again",
+    )
+    kinds.add_argument(
+        "--grammar", type=Path, metavar="FILE", help="a text of an EBNF grammar, from its rule root"
+    )
+    group.add_argument(
+        "--compact-json", action="store_true", help="JSON without white space between its parts"
+    )
+
+
+def constraint_of(arguments: argparse.Namespace) -> types_pb2.Constraint | None:
+    """Returns what the flags say.
+
+    Raises:
+        OSError: a file can't be read.
+        ValueError: one is no text, or --compact-json is given without JSON.
+    """
+    compact = True if arguments.compact_json else None
+    if arguments.json_schema is not None:
+        return json_schema(arguments.json_schema.read_text(encoding="utf-8"), compact=compact)
+    if arguments.json_object:
+        return json_object(compact=compact)
+    if compact:
+        raise ValueError("--compact-json goes with --json-schema and --json-object")
+    if arguments.regex is not None:
+        return regex(arguments.regex)
+    if arguments.choice:
+        return choice(*arguments.choice)
+    if arguments.grammar is not None:
+        return grammar(arguments.grammar.read_text(encoding="utf-8"))
+    return None
