@@ -2,7 +2,7 @@
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,7 +17,8 @@ from antiphon_engine.api.messages import (
     SamplingParams,
     StopParams,
 )
-from support.scripted_engine import Script, write_script
+from support.engine_zygote import fork_script
+from support.scripted_engine import Script
 
 END = 2
 TEXT = [5, 6, 7, 8, END]
@@ -44,11 +45,17 @@ def endless(*prompt: int) -> GenerationRequest:
 
 
 @asynccontextmanager
-async def running(tmp_path: Path, script: Script, **config: float) -> AsyncIterator[EngineLink]:
+async def running(
+    tmp_path: Path,
+    script: Script,
+    *,
+    write: Callable[[Path, Script], list[str]] = fork_script,
+    **config: float,
+) -> AsyncIterator[EngineLink]:
     link = await EngineLink.start(
         EngineConfig(restart_delay_s=0.05, **config),
         tmp_path,
-        command=write_script(tmp_path / "script.json", script),
+        command=write(tmp_path / "script.json", script),
     )
     try:
         yield link

@@ -1,13 +1,14 @@
 """A whole server over a real engine process: gRPC, front end, link, loop, sampler and core."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from antiphon_engine.api.checkpoint import inspect_checkpoint
 from antiphon_engine.api.link import EngineLink
-from support.scripted_engine import Script, write_script
+from support.engine_zygote import fork_script, forked
+from support.scripted_engine import Script
 from support.server import INFO, RunningServer, loopback_config, running_server
 
 _SMALL = ("engine.num_threads=1", "engine.kv_cache_tokens=8192")
@@ -24,7 +25,8 @@ async def real_server(
         checkpoint: The directory of the model.
         settings: `section.key=value` each, over those of a small server on loopback ports.
     """
-    async with _engine(directory, checkpoint, (*_SMALL, *settings)) as engine:
+    command = forked("antiphon_engine")
+    async with _engine(directory, checkpoint, (*_SMALL, *settings), command=command) as engine:
         info = inspect_checkpoint(checkpoint)
         async with running_server(
             directory,
@@ -38,10 +40,21 @@ async def real_server(
 
 @asynccontextmanager
 async def scripted_engine(
-    directory: Path, script: Script, *, settings: Sequence[str] = ()
+    directory: Path,
+    script: Script,
+    *,
+    settings: Sequence[str] = (),
+    write: Callable[[Path, Script], list[str]] = fork_script,
 ) -> AsyncIterator[EngineLink]:
-    """Runs an engine whose model says what the script says. Several servers may share it."""
-    command = write_script(directory / "script.json", script)
+    """Runs an engine whose model says what the script says. Several servers may share it.
+
+    Args:
+        directory: Where the script is written.
+        script: What the engine does.
+        settings: `section.key=value` each, over those of a small engine.
+        write: Writes the script and returns what runs it.
+    """
+    command = write(directory / "script.json", script)
     async with _engine(directory, directory, (*_SMALL, *settings), command=command) as engine:
         yield engine
 
@@ -66,7 +79,7 @@ async def _engine(
     checkpoint: Path,
     settings: Sequence[str],
     *,
-    command: Sequence[str] | None = None,
+    command: Sequence[str],
 ) -> AsyncIterator[EngineLink]:
     config = loopback_config(directory, settings).engine
     engine = await EngineLink.start(config, checkpoint, command=command)

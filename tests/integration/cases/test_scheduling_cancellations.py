@@ -19,7 +19,7 @@ from antiphon_server.sessions.turn import LiveTurn
 from support.canary import Canary, at_rest
 from support.crowds import Crowd
 from support.real_server import scripted_engine, scripted_server
-from support.scripted_engine import Script
+from support.scripted_engine import Script, write_script
 from support.server import RunningServer
 from support.tiny_tokenizers import save_byte_level_tokenizer
 
@@ -42,7 +42,7 @@ async def canary(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cana
     settings = ["engine.max_rows=6", "engine.max_step_tokens=64", "engine.kv_cache_tokens=65536"]
     script = Script(texts={"*": TEXT}, step_delay_s=0.001, context_tokens=8192)
     async with (
-        scripted_engine(directory, script, settings=settings) as engine,
+        scripted_engine(directory, script, settings=settings, write=write_script) as engine,
         scripted_server(directory, tokenizer, engine) as server,
     ):
         yield await Canary.of(server)

@@ -27,6 +27,7 @@ from support.engine_links import (
     running,
     until,
 )
+from support.engine_zygote import fork_script
 from support.scripted_engine import Script, write_script
 
 
@@ -61,7 +62,7 @@ async def test_death_fails_what_runs_and_the_engine_is_started_again(tmp_path: P
 
 
 async def test_query_fails_when_the_engine_dies_before_it_answers(tmp_path: Path) -> None:
-    async with running(tmp_path, Script()) as link:
+    async with running(tmp_path, Script(), write=write_script) as link:
         assert link.process_id is not None
         os.kill(link.process_id, signal.SIGSTOP)
         query = asyncio.create_task(link.stats())
@@ -125,7 +126,7 @@ async def test_loading_tells_its_progress(tmp_path: Path) -> None:
     link = await EngineLink.start(
         EngineConfig(),
         tmp_path,
-        command=write_script(tmp_path / "script.json", Script()),
+        command=fork_script(tmp_path / "script.json", Script()),
         on_progress=heard.append,
     )
     await link.close()
@@ -139,7 +140,7 @@ async def test_loading_tells_its_progress(tmp_path: Path) -> None:
 
 
 async def test_start_fails_with_the_engines_own_line(tmp_path: Path) -> None:
-    command = write_script(tmp_path / "script.json", Script(load_failure="shard 2 is missing"))
+    command = fork_script(tmp_path / "script.json", Script(load_failure="shard 2 is missing"))
 
     with pytest.raises(StartupError, match=r"^shard 2 is missing$"):
         await EngineLink.start(EngineConfig(), tmp_path, command=command)
@@ -175,7 +176,7 @@ async def test_start_fails_when_the_process_does(tmp_path: Path, command: list[s
 
 
 async def test_start_can_be_given_up(tmp_path: Path) -> None:
-    command = write_script(tmp_path / "script.json", Script(load_delay_s=600.0))
+    command = fork_script(tmp_path / "script.json", Script(load_delay_s=600.0))
 
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(
@@ -184,7 +185,7 @@ async def test_start_can_be_given_up(tmp_path: Path) -> None:
 
 
 async def test_close_ends_running_work_and_the_process(tmp_path: Path) -> None:
-    async with running(tmp_path, Script(texts={"*": [9]})) as link:
+    async with running(tmp_path, Script(texts={"*": [9]}), write=write_script) as link:
         stream = link.submit(endless(1))
         await stream.next()
         process_id = link.process_id
