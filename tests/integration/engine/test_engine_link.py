@@ -76,7 +76,7 @@ async def test_query_fails_when_the_engine_dies_before_it_answers(tmp_path: Path
 
 
 async def test_stalled_engine_takes_nothing_new_until_it_moves_again(tmp_path: Path) -> None:
-    script = Script(texts={"*": TEXT}, freeze_on={"66": 3.0})
+    script = Script(texts={"*": TEXT}, freeze_on={"66": 3.5})
     async with running(tmp_path, script, stall_limit_s=2.0) as link:
         stream = link.submit(request(66))
         await until(EngineState.STALLED, link)
