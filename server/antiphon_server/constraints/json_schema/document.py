@@ -1,6 +1,7 @@
 """A schema's text as values: strict JSON, numbers exact, nothing ambiguous."""
 
 import json
+import re
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Final, NoReturn, TypeAlias
@@ -13,6 +14,8 @@ from antiphon_server.constraints.refusals import (
 
 Json: TypeAlias = "bool | int | Decimal | str | list[Json] | dict[str, Json] | None"
 
+_STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_BRACKET: Final = re.compile(r"[\[\]{}]")
 MAX_EXPONENT: Final = 400
 """Decimal places a number of a schema may have on either side; a double has fewer."""
 
@@ -69,22 +72,9 @@ def plain_number(value: Decimal) -> str:
 def _check_depth(text: str, limits: PlanLimits) -> None:
     """Bounds the nesting before the parser recurses into it."""
     depth = deepest = 0
-    in_string = escaped = False
-    for character in text:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif character == "\\":
-                escaped = True
-            elif character == '"':
-                in_string = False
-        elif character == '"':
-            in_string = True
-        elif character in "[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in "]}":
-            depth -= 1
+    for bracket in _BRACKET.findall(_STRING.sub("", text)):
+        depth += 1 if bracket in "[{" else -1
+        deepest = max(deepest, depth)
     if deepest > limits.max_depth:
         raise ConstraintTooComplexError(
             f"the schema nests {deepest} levels deep, and {limits.max_depth} are allowed; "

@@ -1,6 +1,7 @@
 """Numbers of which remainders have to be kept, as automata over their digits."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from antiphon_server.constraints.json_schema.shapes import NumberShape
@@ -35,6 +36,7 @@ class NumberRun:
     ends: frozenset[NumberState]
 
 
+@lru_cache(maxsize=16)
 def number_run(shape: NumberShape) -> NumberRun | None:
     """Returns the automaton of a shape with steps; None: there is no such number."""
     start = NumberState(shape.texts, (0,) * len(shape.steps), None)

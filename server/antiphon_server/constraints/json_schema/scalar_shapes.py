@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
 from math import lcm
 
 from antiphon_server.constraints.json_schema.document import plain_number
@@ -57,6 +58,7 @@ def string_shape(facts: Iterable[Fact]) -> StringShape | None:
     return None if language == NOTHING else StringShape(language)
 
 
+@lru_cache(maxsize=1024)
 def narrowed(language: Term) -> Term:
     """Returns the same language, simpler where it is small or empty."""
     if language.is_plain:

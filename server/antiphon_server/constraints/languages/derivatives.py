@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from antiphon_server.constraints.languages import charsets
 from antiphon_server.constraints.languages.charsets import CharSet
 from antiphon_server.constraints.languages.terms import (
+    ANY_TEXT,
     EMPTY,
     NOTHING,
     Kind,
@@ -13,6 +14,7 @@ from antiphon_server.constraints.languages.terms import (
     both,
     choice,
     complement,
+    literal,
     repeat,
     sequence,
 )
@@ -20,25 +22,38 @@ from antiphon_server.constraints.languages.terms import (
 
 def derivative(term: Term, code_point: int) -> Term:
     """Returns what may follow the character in texts of the language that begin with it."""
+    known = term.derivatives.get(code_point)
+    if known is None:
+        known = term.derivatives[code_point] = _derivative(term, code_point)
+    return known
+
+
+def _derivative(term: Term, code_point: int) -> Term:
+    after = NOTHING
     match term.kind:
-        case Kind.CHARS:
-            return EMPTY if charsets.contains(term.chars, code_point) else NOTHING
+        case Kind.CHARS if charsets.contains(term.chars, code_point):
+            after = EMPTY
+        case Kind.TEXT if ord(term.text[0]) == code_point:
+            after = literal(term.text[1:])
         case Kind.SEQUENCE:
-            return _of_sequence(term, code_point)
+            after = _of_sequence(term, code_point)
         case Kind.CHOICE:
-            return choice(*(derivative(part, code_point) for part in term.parts))
+            after = choice(*(derivative(part, code_point) for part in term.parts))
         case Kind.BOTH:
-            return both(*(derivative(part, code_point) for part in term.parts))
+            after = both(*(derivative(part, code_point) for part in term.parts))
         case Kind.COMPLEMENT:
-            return complement(derivative(term.parts[0], code_point))
+            after = complement(derivative(term.parts[0], code_point))
         case Kind.REPEAT:
             high = None if term.high is None else term.high - 1
             rest = repeat(term.parts[0], max(term.low - 1, 0), high)
-            return sequence(derivative(term.parts[0], code_point), rest)
+            after = sequence(derivative(term.parts[0], code_point), rest)
+    return after
 
 
 def matches(term: Term, text: str) -> bool:
     """Says whether the text is in the language."""
+    if term == ANY_TEXT:
+        return True
     for character in text:
         term = derivative(term, ord(character))
         if term == NOTHING:
@@ -95,6 +110,8 @@ def last_sets(term: Term) -> Iterator[CharSet]:
     match term.kind:
         case Kind.CHARS:
             yield term.chars
+        case Kind.TEXT:
+            yield charsets.charset_of(term.text[-1])
         case Kind.SEQUENCE:
             for part in reversed(term.parts):
                 yield from last_sets(part)
@@ -118,6 +135,8 @@ def _first_sets(term: Term) -> Iterator[CharSet]:
     match term.kind:
         case Kind.CHARS:
             yield term.chars
+        case Kind.TEXT:
+            yield charsets.charset_of(term.text[0])
         case Kind.SEQUENCE:
             for part in term.parts:
                 yield from _first_sets(part)
@@ -129,27 +148,29 @@ def _first_sets(term: Term) -> Iterator[CharSet]:
 
 
 def _finite(term: Term, limit: int) -> set[str] | None:
+    found: set[str] | None = None
     match term.kind:
-        case Kind.CHARS:
-            return _finite_chars(term.chars, limit)
+        case Kind.CHARS if charsets.size(term.chars) <= limit:
+            found = {chr(point) for low, high in term.chars for point in range(low, high + 1)}
+        case Kind.TEXT:
+            found = {term.text}
         case Kind.SEQUENCE:
-            return _finite_sequence(term.parts, limit)
+            found = _finite_sequence(term.parts, limit)
         case Kind.CHOICE:
-            return _finite_choice(term.parts, limit)
+            found = _finite_choice(term.parts, limit)
         case Kind.REPEAT if term.high is not None and term.high <= limit:
-            part = term.parts[0]
-            counts = range(term.low, term.high + 1)
-            return _finite_choice(tuple(sequence(*[part] * n) for n in counts), limit)
+            found = _finite_repeat(term.parts[0], term.low, term.high, limit)
         case Kind.BOTH:
-            return _finite_both(term, limit)
-        case _:
-            return None
+            found = _finite_both(term, limit)
+    return found
 
 
-def _finite_chars(chars: CharSet, limit: int) -> set[str] | None:
-    if charsets.size(chars) > limit:
-        return None
-    return {chr(point) for low, high in chars for point in range(low, high + 1)}
+def _finite_both(term: Term, limit: int) -> set[str] | None:
+    for part in term.parts:
+        texts = _finite(part, limit)
+        if texts is not None:
+            return {text for text in texts if matches(term, text)}
+    return None
 
 
 def _finite_sequence(parts: tuple[Term, ...], limit: int) -> set[str] | None:
@@ -162,12 +183,19 @@ def _finite_sequence(parts: tuple[Term, ...], limit: int) -> set[str] | None:
     return texts
 
 
-def _finite_both(term: Term, limit: int) -> set[str] | None:
-    for part in term.parts:
-        texts = _finite(part, limit)
-        if texts is not None:
-            return {text for text in texts if matches(term, text)}
-    return None
+def _finite_repeat(part: Term, low: int, high: int, limit: int) -> set[str] | None:
+    units = _finite(part, limit)
+    if units is None:
+        return None
+    texts: set[str] = set()
+    longest = {""}
+    for count in range(high + 1):
+        if count >= low:
+            texts |= longest
+        if len(longest) * len(units) + len(texts) > limit:
+            return None if count < high else texts
+        longest = {head + unit for head in longest for unit in units}
+    return texts
 
 
 def _finite_choice(parts: tuple[Term, ...], limit: int) -> set[str] | None:

@@ -1,6 +1,7 @@
 """A language as a terminal's right side in a Lark grammar, as it is or inside a JSON string."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 
 from antiphon_server.constraints.languages import charsets
@@ -103,6 +104,8 @@ def _regex(term: Term, write_set: _SetWriter) -> str:
     match term.kind:
         case Kind.CHARS:
             return write_set(term.chars)
+        case Kind.TEXT:
+            return "".join(write_set(((ord(each), ord(each)),)) for each in term.text)
         case Kind.SEQUENCE:
             return "".join(_regex(part, write_set) for part in term.parts) or "(?:)"
         case Kind.CHOICE:
@@ -122,12 +125,14 @@ def _times(term: Term) -> str:
     return f"{{{term.low},{'' if term.high is None else term.high}}}"
 
 
+@lru_cache(maxsize=1024)
 def _plain_set(chars: CharSet) -> str:
     if len(chars) == 1 and chars[0][0] == chars[0][1]:
         return _escape(chars[0][0])
     return "[" + "".join(_range(low, high) for low, high in chars) + "]"
 
 
+@lru_cache(maxsize=1024)
 def _quoted_set(chars: CharSet) -> str:
     options = []
     unescaped = charsets.intersection(chars, _UNESCAPED)

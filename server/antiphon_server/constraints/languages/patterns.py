@@ -5,6 +5,7 @@ follows it: an assertion becomes an intersection with that, and `$` leaves nothi
 """
 
 import enum
+from functools import lru_cache
 
 from antiphon_server.constraints.languages import charsets, terms
 from antiphon_server.constraints.languages.charsets import CharSet
@@ -35,6 +36,7 @@ class _Before(enum.Enum):
     """Some character."""
 
 
+@lru_cache(maxsize=256)
 def searched(pattern: str) -> Term:
     """Returns the texts in which the expression matches somewhere, as JSON Schema's `pattern` does.
 

@@ -13,6 +13,8 @@ class Kind(enum.Enum):
 
     CHARS = "chars"
     """One character of a set."""
+    TEXT = "text"
+    """One text, of two characters or more."""
     SEQUENCE = "sequence"
     """The parts in a row; none: the empty text."""
     CHOICE = "choice"
@@ -29,16 +31,9 @@ class Term:
     """A regular language. Made by the functions below, which simplify."""
 
     __slots__ = (
-        "_hash",
-        "_unordered",
-        "chars",
-        "high",
-        "is_plain",
-        "kind",
-        "low",
-        "nullable",
-        "parts",
-    )
+        "_hash", "_unordered", "chars", "derivatives", "high", "is_plain", "kind", "low",
+        "nullable", "parts", "text",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -46,20 +41,21 @@ class Term:
         parts: tuple["Term", ...] = (),
         *,
         chars: CharSet = (),
-        low: int = 0,
-        high: int | None = None,
+        text: str = "",
+        bounds: tuple[int, int | None] = (0, None),
     ) -> None:
         self.kind = kind
         self.parts = parts
         self.chars = chars
-        self.low = low
-        self.high = high
-        self.nullable = _nullable(kind, parts, low)
+        self.text = text
+        self.low, self.high = bounds
+        self.nullable = _nullable(kind, parts, self.low)
         self.is_plain = kind not in (Kind.BOTH, Kind.COMPLEMENT) and all(
             part.is_plain for part in parts
         )
+        self.derivatives: dict[int, Term] = {}
         self._unordered = frozenset(parts) if kind in (Kind.CHOICE, Kind.BOTH) else None
-        self._hash = hash((kind, self._unordered or parts, chars, low, high))
+        self._hash = hash((kind, self._unordered or parts, chars, text, bounds))
 
     def __hash__(self) -> int:
         return self._hash
@@ -69,7 +65,9 @@ class Term:
             return True
         if not isinstance(other, Term) or self._hash != other._hash or self.kind != other.kind:
             return False
-        if (self.chars, self.low, self.high) != (other.chars, other.low, other.high):
+        if (self.chars, self.text, self.low, self.high) != (
+            other.chars, other.text, other.low, other.high,
+        ):  # fmt: skip
             return False
         if self._unordered is not None:
             return self._unordered == other._unordered
@@ -78,7 +76,7 @@ class Term:
 
 def _nullable(kind: Kind, parts: tuple[Term, ...], low: int) -> bool:
     match kind:
-        case Kind.CHARS:
+        case Kind.CHARS | Kind.TEXT:
             return False
         case Kind.CHOICE:
             return any(part.nullable for part in parts)
@@ -105,7 +103,20 @@ def one_of(chars: CharSet) -> Term:
 
 def literal(text: str) -> Term:
     """Returns the language of one text; of a lone surrogate, which can't be written: NOTHING."""
-    return sequence(*(one_of(charsets.charset_of(character)) for character in text))
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        return NOTHING
+    if len(text) < 2:
+        return one_of(((ord(text), ord(text)),)) if text else EMPTY
+    return Term(Kind.TEXT, text=text)
+
+
+def fixed_text(term: Term) -> str | None:
+    """Returns the text of a language that is put together of one; None: it isn't."""
+    if term.kind is Kind.TEXT:
+        return term.text
+    if term.kind is Kind.CHARS and len(term.chars) == 1 and term.chars[0][0] == term.chars[0][1]:
+        return chr(term.chars[0][0])
+    return None
 
 
 def literals(texts: Iterable[str]) -> Term:
@@ -133,12 +144,15 @@ def sequence(*parts: Term) -> Term:
     """Returns the texts that are made of one text of each part, in order."""
     flat: list[Term] = []
     for part in parts:
-        if part == NOTHING:
+        if part.kind is Kind.CHOICE and not part.parts:
             return NOTHING
-        if part.kind is Kind.SEQUENCE:
-            flat.extend(part.parts)
-        else:
-            flat.append(part)
+        for each in part.parts if part.kind is Kind.SEQUENCE else (part,):
+            text = fixed_text(each)
+            before = fixed_text(flat[-1]) if flat and text is not None else None
+            if text is not None and before is not None:
+                flat[-1] = literal(before + text)
+            else:
+                flat.append(each)
     return flat[0] if len(flat) == 1 else Term(Kind.SEQUENCE, tuple(flat))
 
 
@@ -196,6 +210,8 @@ def repeat(part: Term, low: int, high: int | None) -> Term:
     """Returns the texts made of `low` to `high` texts of the part, in a row; None: any number."""
     if part.nullable:
         low = 0
+    if high is not None and high < low:
+        return NOTHING
     if high == 0 or part == EMPTY:
         return EMPTY
     if part == NOTHING:
@@ -204,7 +220,7 @@ def repeat(part: Term, low: int, high: int | None) -> Term:
         return part
     if part.kind is Kind.REPEAT and part.low == 0 and part.high is None and low <= 1:
         return part
-    return Term(Kind.REPEAT, (part,), low=low, high=high)
+    return Term(Kind.REPEAT, (part,), bounds=(low, high))
 
 
 def optional(part: Term) -> Term:
