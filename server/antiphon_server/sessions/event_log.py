@@ -87,7 +87,8 @@ class EventLog(NumberedEvents):
         """
         log = cls(turn_id, epoch)
         is_stopped = events[-1].completed.finish_reason == FINISH_REASON_CANCELLED
-        last_delta = len(events) - 2
+        deltas = [index for index, event in enumerate(events) if event.HasField("delta")]
+        last_delta = max(deltas, default=0)
         for index, event in enumerate(events):
             is_inside = event.HasField("delta") and (is_stopped or index < last_delta)
             log.add_numbered(event, ends_exactly=not is_inside)

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from antiphon.v1.session_pb2 import Turn, TurnAccepted, TurnCompleted, TurnEvent
 from antiphon.v1.types_pb2 import (
     OUTPUT_CHANNEL_CONTENT,
+    OUTPUT_CHANNEL_REASONING,
+    OUTPUT_CHANNEL_TOOL_CALL,
     Delta,
     GenerationStarted,
     Output,
@@ -13,6 +15,8 @@ from antiphon.v1.types_pb2 import (
 
 _PIECE_CHARACTERS = 128 << 10
 _PIECE_TOKENS = 1024
+_PIECE_BARE_TOKENS = 128 << 10
+"""Where there is nothing to say of a token but its id."""
 
 
 def replayed_events(turn: Turn, *, etag: str, prompt: Sequence[PromptPart]) -> list[TurnEvent]:
@@ -34,14 +38,17 @@ def replayed_events(turn: Turn, *, etag: str, prompt: Sequence[PromptPart]) -> l
         events += (TurnEvent(prompt_part=part) for part in prompt)
     last = max(turn.last_sequence, 2)
     events = events[: last - 1]
+    calls = [TurnEvent(tool_call=call) for call in turn.output.tool_calls]
+    last_piece = last - 1 - len(calls)
     # A turn whose output came at a few strokes has numbers for as few pieces.
-    pieces = _pieces(turn.output, most=last - 1 - len(events))
+    pieces = _pieces(turn.output, most=last_piece - len(events))
     events += (TurnEvent(delta=delta) for delta in pieces)
     for sequence, event in enumerate(events, start=1):
         event.first_sequence = event.sequence = sequence
-    events[-1].sequence = last - 1
-    events.append(_terminal(turn, etag, last))
-    return events
+    events[-1].sequence = last_piece
+    for sequence, event in enumerate(calls, start=last_piece + 1):
+        event.first_sequence = event.sequence = sequence
+    return [*events, *calls, _terminal(turn, etag, last)]
 
 
 def _terminal(turn: Turn, etag: str, sequence: int) -> TurnEvent:
@@ -62,27 +69,59 @@ def _terminal(turn: Turn, etag: str, sequence: int) -> TurnEvent:
     return event
 
 
-def _pieces(output: Output, *, most: int) -> Iterator[Delta]:
-    """Yields an output cut so that each piece keeps far below a message's bound.
+def _pieces(output: Output, *, most: int) -> list[Delta]:
+    """Returns an output cut so that each piece keeps far below a message's bound.
+
+    Tokens are spread over all pieces: which of them said what is not known any more.
 
     Args:
         output: The output.
         most: The most pieces that there may be.
     """
     num_tokens = max(len(output.token_ids), len(output.logprobs))
-    wanted = max(
-        -(-len(output.text) // _PIECE_CHARACTERS),
-        -(-num_tokens // _PIECE_TOKENS) if output.logprobs else -(-num_tokens // (128 << 10)),
-    )
-    num_pieces = min(wanted, most)
-    for index in range(num_pieces):
-        texts, tokens = (
-            slice(length * index // num_pieces, length * (index + 1) // num_pieces)
-            for length in (len(output.text), num_tokens)
+    by_tokens = -(-num_tokens // (_PIECE_TOKENS if output.logprobs else _PIECE_BARE_TOKENS))
+    parts = _parts(output)
+    sizes = [max(1, -(-len(part.text) // _PIECE_CHARACTERS)) for part in parts]
+    if parts and sum(sizes) < by_tokens:
+        sizes[-1] += by_tokens - sum(sizes)
+    while sum(sizes) > most and max(sizes) > 1:
+        sizes[sizes.index(max(sizes))] -= 1
+    if not parts and num_tokens:
+        parts, sizes = [Delta(channel=OUTPUT_CHANNEL_CONTENT)], [min(by_tokens, most)]
+    pieces = [piece for part, size in zip(parts, sizes, strict=True) for piece in _cut(part, size)]
+    pieces = pieces[: max(0, most)]
+    for index, piece in enumerate(pieces):
+        share = slice(num_tokens * index // len(pieces), num_tokens * (index + 1) // len(pieces))
+        piece.token_ids.extend(output.token_ids[share])
+        piece.logprobs.extend(output.logprobs[share])
+    return pieces
+
+
+def _parts(output: Output) -> list[Delta]:
+    """Returns an output's parts that have text, in the order in which they come."""
+    parts = [
+        Delta(channel=OUTPUT_CHANNEL_REASONING, text=output.reasoning),
+        Delta(channel=OUTPUT_CHANNEL_CONTENT, text=output.text),
+    ]
+    parts += (
+        Delta(
+            channel=OUTPUT_CHANNEL_TOOL_CALL,
+            text=call.arguments_json,
+            call_id=call.call_id,
+            tool_name=call.tool_name,
         )
+        for call in output.tool_calls
+    )
+    return [part for part in parts if part.text]
+
+
+def _cut(part: Delta, num_pieces: int) -> Iterator[Delta]:
+    """Yields a part in pieces of about one length."""
+    size = len(part.text)
+    for index in range(num_pieces):
         yield Delta(
-            channel=OUTPUT_CHANNEL_CONTENT,
-            text=output.text[texts],
-            token_ids=output.token_ids[tokens],
-            logprobs=output.logprobs[tokens],
+            channel=part.channel,
+            text=part.text[size * index // num_pieces : size * (index + 1) // num_pieces],
+            call_id=part.call_id,
+            tool_name="" if index else part.tool_name,
         )
