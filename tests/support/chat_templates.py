@@ -156,6 +156,137 @@ EMPTY_THOUGHT_WHEN_LAST = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think></think>{% endif %}"
 )
 
+THINKING_WITH_TOOLS = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\nYou may call:' }}
+    {%- for tool in tools %}
+        {{- '\\n' + (tool | tojson) }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == "assistant" %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- if message.reasoning_content and loop.last %}
+            {{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}
+        {%- endif %}
+        {{- message.content }}
+        {%- for call in message.tool_calls or [] %}
+            {%- if not loop.first or message.content %}
+                {{- '\\n' }}
+            {%- endif %}
+            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- (call.function.arguments | tojson) + '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == "tool" %}
+        {{- '<|im_start|>user\\n<answer>' + message.content + '</answer><|im_end|>\\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+
+ALWAYS_THINKING = """\
+{%- for message in messages %}
+    {%- set content = message.content.split('</think>')[-1] %}
+    {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n<think>\\n' }}
+{%- endif %}
+"""
+
+ONE_BARE_CALL = """\
+{%- if tools is not none %}
+    {{- '<|im_start|>system\\nCall by {"name": ..., "parameters": ...}.' }}
+    {%- for tool in tools %}
+        {{- '\\n' + (tool | tojson) }}
+    {%- endfor %}
+    {{- '<|im_end|>' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if 'tool_calls' in message %}
+        {%- if message.tool_calls|length != 1 %}
+            {{- raise_exception("one call at a time") }}
+        {%- endif %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '<|im_start|>assistant\\n\\n{"name": "' + call.name + '", "parameters": ' }}
+        {{- (call.arguments | tojson) + '}<|im_end|>' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|im_start|>ipython\\n\\n' + message.content + '<|im_end|>' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n\\n' + message.content + '<|im_end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n\\n' }}
+{%- endif %}
+"""
+
+CALLS_IN_A_LIST = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {%- if tools is not none and loop.last %}
+            {{- '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}
+        {%- endif %}
+        {{- '[INST] ' + message.content + '[/INST]' }}
+    {%- elif message.tool_calls %}
+        {{- '[TOOL_CALLS] [' }}
+        {%- for call in message.tool_calls %}
+            {%- set out = call.function | tojson %}
+            {{- out[:-1] + ', "id": "' + call.id + '"}' }}
+            {{- ', ' if not loop.last else ']' + eos_token }}
+        {%- endfor %}
+    {%- elif message.role == 'tool' %}
+        {{- '[TOOL_RESULTS] ' + message.content + '[/TOOL_RESULTS]' }}
+    {%- else %}
+        {{- ' ' + message.content + eos_token }}
+    {%- endif %}
+{%- endfor %}
+"""
+
+CALLS_BY_NAME = """\
+{{- bos_token }}
+{%- if tools %}
+    {{- '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {{- '[INST]' + message.content + '[/INST]' }}
+    {%- elif message.tool_calls %}
+        {%- for call in message.tool_calls %}
+            {{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' + (call.function.arguments | tojson) }}
+        {%- endfor %}
+        {{- eos_token }}
+    {%- elif message.role == 'tool' %}
+        {{- '[TOOL_RESULTS]' + message.content + '[/TOOL_RESULTS]' }}
+    {%- else %}
+        {{- message.content + eos_token }}
+    {%- endif %}
+{%- endfor %}
+"""
+
+CALLS_AS_NOBODY_DOES = """\
+{%- for tool in tools or [] %}
+    {{- tool | tojson }}
+{%- endfor %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<function=' + call.function.name + '>' + (call.function.arguments | tojson) }}
+    {%- endfor %}
+    {{- '<|im_end|>' }}
+{%- endfor %}
+"""
+
 ALL = {
     "chatml_with_tools": CHATML_WITH_TOOLS,
     "thinking": THINKING,

@@ -152,6 +152,8 @@ def _wording_of(known: ToolFormat, one: str, two: str) -> Wording | None:
         return None
     default = known.wording
     head, tail = found["head"].replace(_NAMES[0], "{name}"), found["tail"]
+    if not found["opener"]:
+        head = head.lstrip()
     if any(call_id in head + tail for call_id in _CALL_IDS):
         # Ids are the server's: a model need not make them up.
         head, tail = default.head, default.tail

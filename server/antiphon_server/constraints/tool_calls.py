@@ -1,0 +1,207 @@
+"""Tool calls as a grammar: free text up to a call, then calls in the family's own wording."""
+
+import enum
+import json
+import re
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import msgspec
+
+from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
+from antiphon_server.constraints.refusals import UnsupportedConstraintError
+
+_ANY_TEXT: Final = "/(?s:.*)/"
+_SOME_TEXT: Final = "/(?s:.+)/"
+_NO_PARAMETERS: Final = '{"type":"object","properties":{},"additionalProperties":false}'
+_MAX_BLANK: Final = 1
+"""White space in arguments: as much as models write between a colon and a value."""
+
+
+class CallChoice(enum.StrEnum):
+    """Whether there are calls."""
+
+    FREE = "free"
+    NONE = "none"
+    REQUIRED = "required"
+    """One at least, and nothing else."""
+    ONE = "one"
+    """Exactly one, and nothing else."""
+
+
+class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool that may be called."""
+
+    name: str
+    schema: str
+    """Of its parameters; empty: it has none."""
+
+
+class CallWording(msgspec.Struct, frozen=True, kw_only=True):
+    """How the model writes calls; see `text.tool_formats.Wording`."""
+
+    opener: str
+    """What a call is known by; empty: it has a bare opener only."""
+    after_opener: str = ""
+    """What belongs to it all the same."""
+    heads: tuple[str, ...]
+    """Of each tool."""
+    tail: str
+    separator: str
+    closer: str
+    bare_opener: str = ""
+    """What an answer must not begin with that is no call."""
+    control_ids: dict[str, int] = {}
+    """Parts of these texts that are single tokens, which match no text."""
+
+
+class ToolsConstraint(msgspec.Struct, frozen=True, kw_only=True):
+    """What an output may be where tools are on offer."""
+
+    tools: tuple[OfferedTool, ...]
+    choice: CallChoice
+    takes_several: bool
+    """Whether there may be more than one call."""
+    wording: CallWording
+
+
+class ArgumentRules(Protocol):
+    """Rules of a Lark grammar for the texts of a schema's instances."""
+
+    @property
+    def start(self) -> str:
+        """The rule that stands for all of them."""
+
+    @property
+    def text(self) -> str:
+        """The rules."""
+
+
+RulesOf = Callable[[str, str, int], ArgumentRules]
+"""Makes them: of a schema, names beginning with a prefix, with at most so much white space."""
+
+
+def plan_calls(text: str, rules_of: RulesOf) -> Grammar:
+    """Returns the grammar of exactly the outputs that a tools constraint allows.
+
+    Raises:
+        UnsupportedConstraintError: names the tool and the part of its schema.
+        ConstraintTooComplexError: a limit is passed.
+    """
+    constraint = msgspec.json.decode(text, type=ToolsConstraint)
+    writer = _Writer(constraint.wording)
+    lines = [f"start: {writer.start(constraint.choice)}", *writer.texts()]
+    if constraint.choice is not CallChoice.NONE:
+        lines.append(writer.calls(several=constraint.takes_several, choice=constraint.choice))
+        lines += _call_rules(constraint, rules_of, writer)
+    return Grammar(
+        backend=GrammarBackend.LLGUIDANCE, kind=GrammarKind.LARK, text="\n".join(lines) + "\n"
+    )
+
+
+def _call_rules(constraint: ToolsConstraint, rules_of: RulesOf, writer: "_Writer") -> list[str]:
+    alternatives, lines = [], []
+    for index, (tool, head) in enumerate(
+        zip(constraint.tools, constraint.wording.heads, strict=True)
+    ):
+        rules = _rules_of_tool(tool, index, rules_of)
+        tail = writer.literal(constraint.wording.tail)
+        alternatives.append(" ".join(filter(None, (writer.literal(head), rules.start, tail))))
+        lines.append(rules.text)
+    return [f"call: {' | '.join(alternatives)}", *lines]
+
+
+def _rules_of_tool(tool: OfferedTool, index: int, rules_of: RulesOf) -> ArgumentRules:
+    try:
+        return rules_of(_as_object(tool.schema or _NO_PARAMETERS), f"t{index}_", _MAX_BLANK)
+    except UnsupportedConstraintError as error:
+        raise UnsupportedConstraintError(
+            f"[{index}].parameters_json_schema#{error.path}", f"tool {tool.name!r}: {error.message}"
+        ) from error
+
+
+def _as_object(schema: str) -> str:
+    """Returns the schema of an object's texts alone, which arguments are.
+
+    What can't be read is left to those who read it for real.
+    """
+    try:
+        value = json.loads(schema)
+    except (ValueError, RecursionError):
+        return schema
+    if value is True:
+        return '{"type":"object"}'
+    if not isinstance(value, dict):
+        return schema
+    kinds = value.get("type", "object")
+    if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
+        raise UnsupportedConstraintError("/type", "arguments are an object, and this allows none")
+    # The text stays as it is, but for its first key: of one given twice the last counts.
+    inner = schema.strip().removeprefix("{").removesuffix("}").strip()
+    if "type" not in value:
+        return '{"type":"object"' + (f",{inner}" if inner else "") + "}"
+    return schema if kinds == "object" else json.dumps({**value, "type": "object"})
+
+
+class _Writer:
+    """Writes the rules that surround the tools' own."""
+
+    def __init__(self, wording: CallWording) -> None:
+        self._wording = wording
+        controls = "|".join(map(re.escape, sorted(wording.control_ids, key=len, reverse=True)))
+        self._controls = re.compile(f"({controls})") if controls else None
+
+    def literal(self, text: str) -> str:
+        """Returns a fixed text as symbols: what is a single token stands as that."""
+        parts = self._controls.split(text) if self._controls else [text]
+        ids = self._wording.control_ids
+        return " ".join(
+            f"<[{ids[part]}]>" if part in ids else json.dumps(part, ensure_ascii=False)
+            for part in parts
+            if part
+        )
+
+    def start(self, choice: CallChoice) -> str:
+        """Returns what an output is."""
+        opener, is_text = self._wording.opener, self._opener_is_text
+        after = self.literal(self._wording.after_opener)
+        at_start = [f"{self.literal(opener)} {after} calls"] if opener else []
+        if self._wording.bare_opener:
+            at_start.append("calls")
+        if choice is CallChoice.NONE:
+            return "TEXT"
+        if choice is not CallChoice.FREE:
+            return " | ".join(at_start)
+        if is_text:
+            return f"TEXT | text_and_opener {after} calls"
+        behind_text = [f"TEXT_BEFORE {self.literal(opener)} {after} calls"] if opener else []
+        return " | ".join(["TEXT", *behind_text, *at_start])
+
+    def texts(self) -> list[str]:
+        """Returns the rules for free text: none in which a call would begin."""
+        excluded, opener = [], _regex(self._wording.opener)
+        if self._opener_is_text:
+            excluded.append(f"(?s:.*){opener}(?s:.*)")
+        if self._wording.bare_opener:
+            excluded.append(rf"[ \t\r\n]*{_regex(self._wording.bare_opener)}(?s:.*)")
+        without = "".join(f" & ~/{each}/" for each in excluded)
+        lines = [f"TEXT: {_ANY_TEXT}{without}", f"TEXT_BEFORE: {_SOME_TEXT}{without}"]
+        if self._opener_is_text:
+            lines.append(f"text_and_opener[lazy]: /(?s:.*){opener}/")
+        return lines
+
+    def calls(self, *, several: bool, choice: CallChoice) -> str:
+        """Returns the rule for calls, up to the end."""
+        separator = self.literal(self._wording.separator)
+        more = f" ({separator} call)*" if several and choice is not CallChoice.ONE else ""
+        return f"calls: call{more} {self.literal(self._wording.closer)}".rstrip()
+
+    @property
+    def _opener_is_text(self) -> bool:
+        opener = self._wording.opener
+        return bool(opener) and opener not in self._wording.control_ids
+
+
+def _regex(text: str) -> str:
+    """Returns the expression, as Lark grammars have it, of one text."""
+    return re.sub(r"[^A-Za-z0-9_ ]", lambda found: f"\\x{{{ord(found.group()):X}}}", text)
