@@ -263,7 +263,8 @@ CALLS_BY_NAME = """\
         {{- '[INST]' + message.content + '[/INST]' }}
     {%- elif message.tool_calls %}
         {%- for call in message.tool_calls %}
-            {{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' + (call.function.arguments | tojson) }}
+            {{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' }}
+            {{- call.function.arguments | tojson }}
         {%- endfor %}
         {{- eos_token }}
     {%- elif message.role == 'tool' %}
