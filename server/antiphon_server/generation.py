@@ -16,6 +16,8 @@ from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.handle import RequestNews, RequestStream, TakeTokens, take_nothing
 from antiphon_server.access.quotas import Place
 from antiphon_server.admission import Ticket
+from antiphon_server.constraints.request import ConstraintKind
+from antiphon_server.constraints.tool_calls import calls_as_text
 from antiphon_server.generation_output import NewTokens, OutputRecord
 from antiphon_server.generation_spec import GenerationSpec, new_progress
 from antiphon_server.offload import Offload
@@ -297,9 +299,14 @@ class Generation:
 
     async def _verify(self, index: int) -> None:
         """Checks an output that has ended by itself. Raises AntiphonError: it has to fail."""
-        constraint = self._spec.constraint
-        if constraint is not None and self.outputs[index].finish_reason in _AS_IT_HAD_TO_BE:
-            await self._checker.verify(constraint, self._progress[index].whole_answer())
+        constraint, record = self._spec.constraint, self.outputs[index]
+        if constraint is None or record.finish_reason not in _AS_IT_HAD_TO_BE:
+            return
+        has_calls = constraint.request.kind is ConstraintKind.TOOLS
+        text = (
+            calls_as_text(record.tool_calls) if has_calls else self._progress[index].whole_answer()
+        )
+        await self._checker.verify(constraint, text)
 
     async def _deltas_of(self, index: int, part: NewTokens) -> list[Delta]:
         """Works bursts out beside the event loop, where there is room for that."""

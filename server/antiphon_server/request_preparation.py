@@ -12,7 +12,7 @@ from antiphon.v1.inference_pb2 import (
 )
 
 from antiphon_engine.api.messages import Scope
-from antiphon_server.constraints.enforcement import constraint_of
+from antiphon_server.constraints.enforcement import ToolOffer, constraint_of
 from antiphon_server.constraints.trying import try_constraint
 from antiphon_server.generation_spec import GenerationSpec
 from antiphon_server.generator import Generator
@@ -105,7 +105,12 @@ class RequestPreparation:
             AntiphonError: it is refused.
         """
         model, path = checked.model, terms.path
-        constraint = await constraint_of(request.config, model, path=join_path(path, "config"))
+        offer = ToolOffer(
+            tools=request.prompt.conversation.tools, path=join_path(path, "prompt.conversation")
+        )
+        constraint = await constraint_of(
+            request.config, model, path=join_path(path, "config"), offer=offer
+        )
         rendered = await render_prompt(
             request.prompt,
             model=model,

@@ -7,12 +7,11 @@ from typing import Final
 from antiphon.v1.types_pb2 import GenerationConfig, Tool, ToolChoice
 
 from antiphon_server.capabilities import unsupported_feature
+from antiphon_server.constraints.reading import check_size
 from antiphon_server.served_model import ServedModel
 from antiphon_server.validation_fields import Violations
 
 MAX_TOOLS: Final = 128
-MAX_TOOL_BYTES: Final = 256 << 10
-"""Of one tool: its description and the schema of its parameters."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -21,7 +20,7 @@ def check_tools(tools: Sequence[Tool], path: str, *, model: ServedModel) -> None
 
     Raises:
         InvalidRequest: names the fields below `path`.
-        AntiphonError: UNSUPPORTED_FEATURE.
+        AntiphonError: UNSUPPORTED_FEATURE; CONSTRAINT_TOO_COMPLEX, their schemas are too large.
     """
     if not tools:
         return
@@ -40,13 +39,9 @@ def check_tools(tools: Sequence[Tool], path: str, *, model: ServedModel) -> None
         elif tool.name in names:
             violations.add(f"{path}[{index}].name", f"{tool.name!r} is in the list twice")
         names.add(tool.name)
-        size_bytes = len(tool.description) + len(tool.parameters_json_schema)
-        if size_bytes > MAX_TOOL_BYTES:
-            violations.add(
-                f"{path}[{index}]",
-                f"may have {MAX_TOOL_BYTES} bytes of description and schema, has {size_bytes}",
-            )
     violations.raise_if_any()
+    size_bytes = sum(len(tool.parameters_json_schema.encode()) for tool in tools)
+    check_size(size_bytes, model.limits.constraints, path)
 
 
 def check_tool_choice(config: GenerationConfig, tools: Sequence[Tool], path: str) -> None:
@@ -74,6 +69,9 @@ def check_tool_choice(config: GenerationConfig, tools: Sequence[Tool], path: str
             "holds for the whole answer, so it does not go with tools that may be called; set "
             "tool_choice.mode to MODE_NONE, or leave one of them out",
         )
+    if tools and config.stop.ignore_eos:
+        # The end of an output that may have calls is told by an end-of-sequence token alone.
+        violations.add(f"{path}.stop.ignore_eos", "does not go with tools")
     violations.raise_if_any()
 
 

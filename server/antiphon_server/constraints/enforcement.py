@@ -1,14 +1,36 @@
 """From what a request asks for to the constraint that its output is held to."""
 
-from antiphon.v1.types_pb2 import GenerationConfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from antiphon.v1.types_pb2 import GenerationConfig, Tool
 
 from antiphon_server.constraints.reading import read_constraint
 from antiphon_server.constraints.request import CheckedConstraint
+from antiphon_server.constraints.tools import tools_constraint
 from antiphon_server.served_model import ServedModel
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolOffer:
+    """Tools on offer, and where they are named."""
+
+    tools: Sequence[Tool] = ()
+    path: str = ""
+    """Of what has them in its field `tools`."""
+
+
+NO_TOOLS: Final = ToolOffer()
+
+
 async def constraint_of(
-    config: GenerationConfig, model: ServedModel, *, path: str, waits: bool = False
+    config: GenerationConfig,
+    model: ServedModel,
+    *,
+    path: str,
+    offer: ToolOffer = NO_TOOLS,
+    waits: bool = False,
 ) -> CheckedConstraint | None:
     """Returns what outputs are held to; None: nothing.
 
@@ -16,12 +38,16 @@ async def constraint_of(
         config: Checked, but for what is inside of its constraint.
         model: What generates.
         path: The config's, for refusals.
+        offer: Checked, but for the tools' schemas. Calls must keep to those.
         waits: Whether the check waits for its place in line, as it does for what was let in before.
 
     Raises:
         AntiphonError: it can't be enforced, or not be checked now.
     """
     request = read_constraint(config.constraint, limits=model.limits.constraints)
+    if request is None and offer.tools:
+        calls = tools_constraint(config.tool_choice, offer.tools, model)
+        return await model.checker.check(calls, path=offer.path, waits=waits)
     if request is None:
         return None
     return await model.checker.check(request, path=f"{path}.constraint", waits=waits)

@@ -10,11 +10,14 @@ from antiphon_server.constraints.choices import plan_choices
 from antiphon_server.constraints.ebnf import check_rules_end
 from antiphon_server.constraints.expressions import plan_expression
 from antiphon_server.constraints.json_schema import PlanLimits, plan_schema
+from antiphon_server.constraints.json_schema.lark_rules import LarkRules
+from antiphon_server.constraints.json_schema.plan import schema_rules
 from antiphon_server.constraints.refusals import (
     ConstraintTooComplexError,
     UnsupportedConstraintError,
 )
 from antiphon_server.constraints.request import ConstraintKind, ConstraintRequest
+from antiphon_server.constraints.tool_calls import plan_calls
 
 _ANY_OBJECT: Final = '{"type":"object"}'
 _BACKEND_PLACE: Final = re.compile(r"EBNF \w+ error at (line \d+, column \d+): (.*)", re.DOTALL)
@@ -85,8 +88,13 @@ class Planner:
             case ConstraintKind.EBNF:
                 check_rules_end(request.text, max_depth=self.limits.max_depth)
                 return _of_xgrammar(GrammarKind.EBNF, request.text)
+            case ConstraintKind.TOOLS:
+                return plan_calls(request.text, self._arguments_of)
             case ConstraintKind.STRUCTURAL_TAG:
                 raise NotImplementedError
+
+    def _arguments_of(self, schema: str, prefix: str, max_blank: int) -> LarkRules:
+        return schema_rules(schema, prefix=prefix, max_blank=max_blank, limits=self.limits)
 
 
 def _of_xgrammar(kind: GrammarKind, text: str) -> Grammar:

@@ -44,7 +44,7 @@ def check_constraint(
         violations.add(f"{path}.compact_json", f"does not go with {kind}")
     if kind in _TEXT_KINDS:
         text = getattr(constraint, kind)
-        _check_size(len(text.encode()), limits, f"{path}.{kind}")
+        check_size(len(text.encode()), limits, f"{path}.{kind}")
         if not text:
             violations.add(f"{path}.{kind}", "must not be empty")
     elif kind == "choice":
@@ -76,13 +76,14 @@ def _check_options(
         violations.add(path, "must have at least one")
     if len(options) > limits.max_choices:
         raise _too_complex(path, f"{len(options)} choices", limits.max_choices, "choices")
-    _check_size(sum(len(option.encode()) for option in options), limits, path)
+    check_size(sum(len(option.encode()) for option in options), limits, path)
     for index, option in enumerate(options):
         if not option:
             violations.add(f"{path}[{index}]", "must not be empty")
 
 
-def _check_size(size_bytes: int, limits: ConstraintLimits, path: str) -> None:
+def check_size(size_bytes: int, limits: ConstraintLimits, path: str) -> None:
+    """Checks the size of a field's text. Raises AntiphonError, CONSTRAINT_TOO_COMPLEX."""
     if size_bytes > limits.max_size_bytes:
         raise _too_complex(path, f"{size_bytes} bytes", limits.max_size_bytes, "bytes")
 

@@ -12,7 +12,7 @@ _BOOKKEEPING_BYTES: Final = 512
 
 
 class ConstraintKind(enum.StrEnum):
-    """The kinds, by the names of their fields in the contract."""
+    """The kinds, by the names of the fields that ask for them."""
 
     JSON_SCHEMA = "json_schema"
     JSON_OBJECT = "json_object"
@@ -20,6 +20,8 @@ class ConstraintKind(enum.StrEnum):
     EBNF = "ebnf"
     CHOICE = "choice"
     STRUCTURAL_TAG = "structural_tag"
+    TOOLS = "tools"
+    """What the contract has no kind for: free text or calls, as tools are on offer."""
 
 
 JSON_KINDS: Final = frozenset(
@@ -37,7 +39,7 @@ class ConstraintRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: ConstraintKind
     text: str = ""
-    """Schema, expression, grammar or tag; empty for the other kinds."""
+    """Schema, expression, grammar, tag or ToolsConstraint; empty for the other kinds."""
     options: tuple[str, ...] = ()
     """Of CHOICE."""
     max_blank: int = 0

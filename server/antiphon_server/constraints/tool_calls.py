@@ -3,10 +3,11 @@
 import enum
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 import msgspec
+from antiphon.v1.types_pb2 import ToolCall
 
 from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
 from antiphon_server.constraints.refusals import UnsupportedConstraintError
@@ -113,18 +114,23 @@ def _call_rules(constraint: ToolsConstraint, rules_of: RulesOf, writer: "_Writer
 
 def _rules_of_tool(tool: OfferedTool, index: int, rules_of: RulesOf) -> ArgumentRules:
     try:
-        return rules_of(_as_object(tool.schema or _NO_PARAMETERS), f"t{index}_", _MAX_BLANK)
+        return rules_of(arguments_schema(tool.schema), f"t{index}_", _MAX_BLANK)
     except UnsupportedConstraintError as error:
         raise UnsupportedConstraintError(
             f"[{index}].parameters_json_schema#{error.path}", f"tool {tool.name!r}: {error.message}"
         ) from error
 
 
-def _as_object(schema: str) -> str:
-    """Returns the schema of an object's texts alone, which arguments are.
+def arguments_schema(schema: str) -> str:
+    """Returns the schema of a tool's arguments, which are an object: where none is given, {}.
 
     What can't be read is left to those who read it for real.
+
+    Raises:
+        UnsupportedConstraintError: it allows no object.
     """
+    if not schema:
+        return _NO_PARAMETERS
     try:
         value = json.loads(schema)
     except (ValueError, RecursionError):
@@ -205,3 +211,36 @@ class _Writer:
 def _regex(text: str) -> str:
     """Returns the expression, as Lark grammars have it, of one text."""
     return re.sub(r"[^A-Za-z0-9_ ]", lambda found: f"\\x{{{ord(found.group()):X}}}", text)
+
+
+def calls_as_text(calls: Iterable[ToolCall]) -> str:
+    """Returns calls as `find_fault_in_calls` takes them."""
+    return json.dumps([[call.tool_name, call.arguments_json] for call in calls])
+
+
+def find_fault_in_calls(
+    constraint_text: str, calls_text: str, find_in_arguments: Callable[[str, str], str | None]
+) -> str:
+    """Returns what is wrong with an output's calls; empty: nothing.
+
+    Args:
+        constraint_text: What they had to be like.
+        calls_text: The calls.
+        find_in_arguments: Returns what is wrong with arguments under a schema; None: it can't say.
+    """
+    constraint = msgspec.json.decode(constraint_text, type=ToolsConstraint)
+    calls = msgspec.json.decode(calls_text, type=list[tuple[str, str]])
+    schemas = {tool.name: tool.schema for tool in constraint.tools}
+    fewest = int(constraint.choice in (CallChoice.REQUIRED, CallChoice.ONE))
+    if len(calls) < fewest:
+        return "it calls no tool"
+    if len(calls) > 1 and (constraint.choice is CallChoice.ONE or not constraint.takes_several):
+        return f"it has {len(calls)} calls, and one is allowed"
+    if calls and constraint.choice is CallChoice.NONE:
+        return "it calls a tool"
+    for name, arguments in calls:
+        if name not in schemas:
+            return f"the tool {name!r} may not be called"
+        if fault := find_in_arguments(arguments_schema(schemas[name]), arguments):
+            return f"the arguments of {name!r}: {fault}"
+    return ""

@@ -13,6 +13,7 @@ import referencing.exceptions
 
 from antiphon_server.constraints.pattern_spelling import compile_pattern
 from antiphon_server.constraints.request import ConstraintKind, ConstraintRequest
+from antiphon_server.constraints.tool_calls import find_fault_in_calls
 
 _OUTSIDE_OF_STRINGS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|([ \t\r\n]+)', re.DOTALL)
 _MAX_EXACT_EXPONENT: Final = 400
@@ -52,7 +53,7 @@ class Verification:
 
         Args:
             request: What it had to be like.
-            text: The answer.
+            text: The answer; of TOOLS, the calls alone.
             is_whole: Returns whether a text is a whole of the constraint's grammar.
         """
         match request.kind:
@@ -60,6 +61,8 @@ class Verification:
                 fault = _find_in_blanks(text, request.max_blank) or self._find_in_json(
                     request, text
                 )
+            case ConstraintKind.TOOLS:
+                fault = find_fault_in_calls(request.text, text, self._find_in_arguments)
             case ConstraintKind.REGEX:
                 fault = _find_by_expression(request.text, text)
             case ConstraintKind.CHOICE:
@@ -69,6 +72,10 @@ class Verification:
         if fault is None:
             return "" if is_whole(text) else "it is no whole of its grammar"
         return fault
+
+    def _find_in_arguments(self, schema: str, arguments: str) -> str | None:
+        request = ConstraintRequest(kind=ConstraintKind.JSON_SCHEMA, text=schema)
+        return self._find_in_json(request, arguments)
 
     def _find_in_json(self, request: ConstraintRequest, text: str) -> str | None:
         """Returns what is wrong; None: the validator can't say."""

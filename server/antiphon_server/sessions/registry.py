@@ -15,11 +15,12 @@ from antiphon.v1.session_pb2 import (
     Session,
     UpdateSessionRequest,
 )
+from antiphon.v1.types_pb2 import GenerationConfig
 from google.protobuf.duration_pb2 import Duration
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_server.access.tenancy import Tenancy, unlimited_tenancy
-from antiphon_server.constraints.enforcement import constraint_of
+from antiphon_server.constraints.enforcement import ToolOffer, constraint_of
 from antiphon_server.generator import Generator
 from antiphon_server.offload import Offload
 from antiphon_server.served_model import ServedModel
@@ -186,6 +187,7 @@ class SessionRegistry:
         model = find_model(self._surroundings.models, new.row.session.model)
         defaults_path = join_path(path, "session.defaults")
         await constraint_of(request.session.defaults, model, path=defaults_path)
+        await _check_schemas(request.session, model, path=join_path(path, "session"))
         earlier = await self._changes.carry_out(self._keep(new))
         return earlier or present(new.row, active=False)
 
@@ -288,6 +290,8 @@ class SessionRegistry:
             if "defaults" in request.update_mask.paths:
                 defaults = request.session.defaults
                 await constraint_of(defaults, model, path="session.defaults")
+            if "tools" in request.update_mask.paths:
+                await _check_schemas(request.session, model, path="session")
             return await session.update(
                 change,
                 etag=request.session.etag,
@@ -377,3 +381,9 @@ def _expired(key: SessionKey, expire_ns: int) -> AntiphonError:
         f"The session {key.name} expired at {when}; give sessions a longer idle_ttl to keep them.",
         metadata={"session": key.name, "expire_time": when},
     )
+
+
+async def _check_schemas(session: Session, model: ServedModel, *, path: str) -> None:
+    """Checks that calls of a session's tools can be held to their schemas. Raises AntiphonError."""
+    offer = ToolOffer(tools=session.tools, path=path)
+    await constraint_of(GenerationConfig(), model, path=path, offer=offer)

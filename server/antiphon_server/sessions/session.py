@@ -12,7 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, FieldViolation, InvalidRequest
 from antiphon_server.answer_size import check_answer_size
-from antiphon_server.constraints.enforcement import constraint_of
+from antiphon_server.constraints.enforcement import ToolOffer, constraint_of
 from antiphon_server.served_models import find_model
 from antiphon_server.sessions.absences import Absences
 from antiphon_server.sessions.attachment import Attachment, AttachmentRequest, Attachments
@@ -333,11 +333,13 @@ class LiveSession:
         config = merge_config(
             without_defaults(session.defaults, request.cleared_defaults), request.config
         )
-        if config.constraint.WhichOneof("kind") in (None, "none"):
+        has_constraint = config.constraint.WhichOneof("kind") not in (None, "none")
+        if not (has_constraint or session.tools):
             return
         model, path = find_model(self._surroundings.models, session.model), request.path
         check_config(config, model=model, path=f"{path}.config")
-        if request.continues:
+        check_tool_choice(config, session.tools, f"{path}.config")
+        if request.continues and has_constraint:
             raise InvalidRequest(
                 FieldViolation(
                     f"{path}.continue_answer",
@@ -345,7 +347,8 @@ class LiveSession:
                     "config.constraint.none to go on without one",
                 )
             )
-        await constraint_of(config, model, path=f"{path}.config")
+        offer = ToolOffer(tools=session.tools, path="session")
+        await constraint_of(config, model, path=f"{path}.config", offer=offer)
 
     def _enter(self, request: TurnRequest) -> LiveTurn:
         """Checks a new turn against the session, and queues it."""

@@ -16,7 +16,7 @@ from antiphon.v1.types_pb2 import (
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.messages import Scope
-from antiphon_server.constraints.enforcement import constraint_of
+from antiphon_server.constraints.enforcement import ToolOffer, constraint_of
 from antiphon_server.constraints.request import CheckedConstraint
 from antiphon_server.convert import to_prompt_parts
 from antiphon_server.endurance import Attempts, Endurance
@@ -168,6 +168,7 @@ async def _constraint_of(
                 turn.config,
                 find_model(surroundings.models, context.model),
                 path=f"{turn.request.path}.config",
+                offer=ToolOffer(tools=turn.tools, path="session"),
                 waits=True,
             )
     except TimeoutError as error:
