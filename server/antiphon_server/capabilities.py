@@ -42,7 +42,10 @@ class Capabilities:
 
 
 BUILT: Final = Capabilities(
-    chat=True, constraints=frozenset({"json_schema", "json_object", "regex", "ebnf", "choice"})
+    chat=True,
+    tools=True,
+    reasoning=True,
+    constraints=frozenset({"json_schema", "json_object", "regex", "ebnf", "choice"}),
 )
 """What this release can do; a model offers what of that it can do itself."""
 

@@ -8,18 +8,12 @@ import pytest
 from antiphon.v1 import types_pb2
 
 from antiphon_engine.api.errors import ErrorReason
-from antiphon_server.capabilities import BUILT
 from antiphon_server.status import CODES, DOMAIN
 from support.failures_on_demand import PROVOCATIONS, Provocation
 from support.server import RunningServer, details_of, running_server
 from support.tiny_tokenizers import save_byte_level_tokenizer
 
 PREFIX = "ERROR_REASON_"
-
-COMES_WITH = {
-    "TOOL_RESULTS_MISSING": "tools",
-}
-"""Reasons that no call can have yet, and the capability whose building brings them."""
 
 DETAILS = {
     grpc.StatusCode.NOT_FOUND: {"ResourceInfo"},
@@ -41,6 +35,7 @@ METADATA = {
     "UNSUPPORTED_FEATURE": {"capability"},
     "SESSION_EXPIRED": {"session", "expire_time"},
     "STALE_HEAD": {"current_head"},
+    "TOOL_RESULTS_MISSING": {"call_ids"},
     "SESSION_BUSY": {"turn"},
     "SESSION_ATTACHED": {"since"},
     "SESSION_FULL": {"limit", "prompt"},
@@ -63,10 +58,8 @@ def test_reasons_are_the_contracts() -> None:
     assert [reason.value for reason in ErrorReason] == in_contract
 
 
-def test_every_reason_is_provoked_or_waits_for_what_brings_it() -> None:
-    assert sorted([*PROVOCATIONS, *COMES_WITH]) == sorted(reason.value for reason in ErrorReason)
-    offered = BUILT.to_message()
-    assert not [name for name in COMES_WITH.values() if getattr(offered, name)]
+def test_every_reason_is_provoked() -> None:
+    assert sorted(PROVOCATIONS) == sorted(reason.value for reason in ErrorReason)
 
 
 def checkpoint_of(directory: Path, provocation: Provocation) -> Path:

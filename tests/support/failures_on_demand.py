@@ -20,10 +20,12 @@ from antiphon.v1.types_pb2 import (
     Role,
     StopConditions,
     TokenIds,
+    ToolCall,
 )
 from google.protobuf.duration_pb2 import Duration
 
 from antiphon_engine.api.handle import EngineState
+from support.chat_templates import CHATML_WITH_TOOLS
 from support.fake_engine import FACTS, FakeEngine
 from support.server import RunningServer
 from support.tenants import write_tokens
@@ -173,6 +175,13 @@ async def run_turn(
         pass
 
 
+async def run_without_results(server: RunningServer) -> None:
+    call = Item(tool_call=ToolCall(call_id="c1", tool_name="now"))
+    request = session_pb2.CreateSessionRequest(session_id="mine", items=[message("hi"), call])
+    await server.sessions.CreateSession(request, timeout=LIMIT_S)
+    await run_turn(server)
+
+
 async def begin_turn(server: RunningServer) -> None:
     """Begins a turn that takes long, and leaves it to itself."""
     start = session_pb2.StartTurn(items=[message("hi")], config=config(100))
@@ -307,6 +316,7 @@ PROVOCATIONS = {
     "STALE_HEAD": Provocation(by=update_with_a_stale_etag),
     "SESSION_BUSY": Provocation(by=run_beside_another, engine=slow),
     "SESSION_ATTACHED": Provocation(by=open_twice),
+    "TOOL_RESULTS_MISSING": Provocation(by=run_without_results, template=CHATML_WITH_TOOLS),
     "SESSION_FULL": Provocation(by=fill_the_context),
     "NO_CHAT_TEMPLATE": Provocation(by=create, template=""),
     "QUOTA_EXCEEDED": Provocation(by=generate_twice, settings=["quotas.requests_per_minute=1"]),
