@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from antiphon_engine.api.handle import (
     MAX_UNREAD_BYTES,
     EngineState,
     RequestStream,
-    max_unread_tokens,
 )
 from antiphon_engine.api.messages import (
     Answer,
@@ -32,10 +32,10 @@ from antiphon_engine.api.messages import (
     Scope,
     Shutdown,
     StepNews,
-    Submit,
     ToEngine,
     ToFrontEnd,
 )
+from antiphon_engine.api.open_streams import OpenStreams
 from antiphon_engine.api.process import (
     EngineLogging,
     EngineProcess,
@@ -44,7 +44,6 @@ from antiphon_engine.api.process import (
     spawn_engine,
 )
 from antiphon_engine.api.silence import Silence
-from antiphon_engine.api.streams import NewsStream, deliver_step
 
 _log = logging.getLogger(__name__)
 
@@ -82,9 +81,7 @@ class EngineLink:
         self._callbacks: list[Callable[[EngineState], None]] = []
         self._connection: EngineConnection | None = None
         self._process_id: int | None = None
-        self._streams: dict[int, NewsStream] = {}
-        self._told: list[NewsStream] = []  # Those that the last read brought news for.
-        self._request_ids = itertools.count(1)
+        self._streams = OpenStreams(time.monotonic_ns)
         self._query_ids = itertools.count(_HEARTBEAT_ID + 1)
         self._queries: dict[int, asyncio.Future[int | CoreStats]] = {}
         self._heartbeat_sent = False
@@ -158,17 +155,9 @@ class EngineLink:
                 "The engine is behind with taking requests; retry later.",
                 retry_delay_s=_RETRY_DELAY_S,
             )
-        request_id = next(self._request_ids)
-        stream = NewsStream(
-            request_id,
-            num_outputs=request.num_outputs,
-            max_unread_tokens=max_unread_tokens(request, max_unread_bytes),
-            send=connection.send,
-            forget=self._forget,
+        return self._streams.submit(
+            request, max_unread_bytes=max_unread_bytes, send=connection.send
         )
-        self._streams[request_id] = stream
-        connection.send(Submit(request_id=request_id, request=request))
-        return stream
 
     async def stats(self) -> CoreStats:
         """See EngineHandle."""
@@ -235,20 +224,16 @@ class EngineLink:
         if connection is not None and connection.unsent_bytes <= _MAX_UNSENT_BYTES:
             connection.send(message)
 
-    def _forget(self, request_id: int) -> None:
-        self._streams.pop(request_id, None)
-
     # What comes from the engine.
 
     def _take(self, message: ToFrontEnd) -> None:
         match message:
             case StepNews():
-                self._told += deliver_step(message, self._streams)
+                self._streams.take_step(message)
             case Answer():
                 self._take_answer(message)
             case RequestFailed():
-                if stream := self._streams.pop(message.request_id, None):
-                    stream.fail(_request_error(message))
+                self._streams.fail(message.request_id, _request_error(message))
             case LoadProgress():
                 if self._on_progress is not None:
                     self._on_progress(message)
@@ -257,14 +242,6 @@ class EngineLink:
                 self._loaded.set_result("")
             case LoadFailed():
                 self._loaded.set_result(message.message)
-
-    def _announce(self) -> None:
-        """Has readers take what came: all of it at once, where the event loop was behind."""
-        told, self._told = self._told, []
-        for stream in dict.fromkeys(told):
-            if stream.is_over:
-                self._forget(stream.request_id)
-            stream.announce()
 
     def _take_answer(self, answer: Answer) -> None:
         if answer.query_id == _HEARTBEAT_ID:
@@ -306,7 +283,9 @@ class EngineLink:
         connection: EngineConnection | None = None
         grace_s = 0.0
         try:
-            connection = await EngineConnection.open(process.link, self._take, self._announce)
+            connection = await EngineConnection.open(
+                process.link, self._take, self._streams.announce
+            )
             problem = await self._load(process, connection)
             if problem:
                 return problem
@@ -356,9 +335,7 @@ class EngineLink:
         self._connection = None
         self._set_state(EngineState.DOWN)
         error_text = "The engine has ended before the request did; retry later."
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.fail(_engine_down(error_text))
+        self._streams.fail_all(_engine_down(error_text))
         for future in self._queries.values():
             if not future.done():
                 future.set_exception(_engine_down(error_text))

@@ -52,6 +52,11 @@ class NewsStream:
         self._arrival: asyncio.Future[None] | None = None
 
     @property
+    def is_urgent(self) -> bool:
+        """Whether it has other news than more tokens."""
+        return not self._has_tokens_only
+
+    @property
     def is_over(self) -> bool:
         """Whether the end of the last output is in."""
         return not self._num_open
