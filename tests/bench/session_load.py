@@ -1,4 +1,4 @@
-"""The load of `sessions.py`: many streams in a process of its own, on the raw stubs.
+"""The load of `sessions.py`: many streams in a process of its own, which takes little of the time.
 
 Says `ready` once its streams are open, begins at a line on standard input, and prints one JSON
 object at the end: how many tokens came, and how late, as counts of tenths of a millisecond.
@@ -14,18 +14,21 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
-import grpc
-from antiphon.v1 import session_pb2, session_pb2_grpc, types_pb2
+from antiphon.v1 import session_pb2, types_pb2
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from antiphon_server.event_loop import new_event_loop
+from bench.http2_calls import Connection
 from support.step_clock import StepClock
 
 CHARACTERS_PER_TOKEN = 4
 NUM_BINS = 100_000
 _STREAMS_PER_CONNECTION = 64
+_OPENING_S = 60.0
+_CONVERSE = "/antiphon.v1.SessionService/Converse"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,44 +61,57 @@ class Delays:
 class Stream:
     """One conversation of one long turn."""
 
-    def __init__(
-        self, stub: session_pb2_grpc.SessionServiceStub, load: Load, seed: int, delays: Delays
-    ) -> None:
-        self._call = stub.Converse()
+    def __init__(self, connection: Connection, load: Load, seed: int, delays: Delays) -> None:
         self._load = load
         self._seed = seed
         self._delays = delays
+        self._num_characters = 0
+        self._num_tokens = 0
+        self.opened: Final = asyncio.Event()
+        self.ended: Final = asyncio.Event()
+        self._call = connection.call(_CONVERSE, self._take, self.ended.set)
 
-    async def open(self) -> None:
+    def open(self) -> None:
         """Opens a new session."""
         create = session_pb2.CreateSessionRequest(session_id=f"load-{self._seed}")
         opening = session_pb2.OpenSession(create=create)
-        await self._call.write(session_pb2.ConverseRequest(open=opening))
-        frame = await self._call.read()
-        assert frame.HasField("opened"), frame
+        self._call.send(session_pb2.ConverseRequest(open=opening).SerializeToString())
 
-    async def run(self) -> None:
-        """Runs the turn and notes when its tokens come."""
-        await self._call.write(session_pb2.ConverseRequest(generate=self._turn()))
-        num_characters = num_tokens = 0
+    def run(self) -> None:
+        """Starts the turn."""
+        frame = session_pb2.ConverseRequest(generate=self._turn())
+        self._call.send(frame.SerializeToString())
+
+    def check(self) -> None:
+        """Checks that all tokens came."""
+        wanted = self._load.num_tokens
+        assert self._num_tokens == wanted, (self._num_tokens, wanted)
+
+    def _take(self, message: bytes) -> None:
+        """Notes when tokens come."""
+        now_ns = time.monotonic_ns()
+        frame = session_pb2.ConverseResponse.FromString(message)
+        if text := frame.turn_event.delta.text:
+            self._note(len(text), now_ns)
+            return
+        kind = frame.WhichOneof("frame")
+        if kind == "opened":
+            self.opened.set()
+        elif frame.turn_event.HasField("completed"):
+            self._call.end()
+        elif kind != "turn_event" or frame.turn_event.HasField("failed"):
+            sys.exit(f"a turn failed: {frame}")
+
+    def _note(self, num_characters: int, now_ns: int) -> None:
         clock, seed, delays = self._load.clock, self._seed, self._delays
-        num_skipped = self._load.num_skipped
-        while True:
-            event = (await self._call.read()).turn_event
-            now_ns = time.monotonic_ns()
-            text = event.delta.text
-            if text:
-                delays.num_messages += 1
-                num_characters += len(text)
-                earlier, num_tokens = num_tokens, num_characters // CHARACTERS_PER_TOKEN
-                for number in range(max(earlier, num_skipped) + 1, num_tokens + 1):
-                    delays.add(now_ns - clock.end_ns(seed, number))
-            elif event.HasField("completed"):
-                break
-            elif event.HasField("failed"):
-                sys.exit(f"a turn failed: {event.failed}")
-        assert num_tokens == self._load.num_tokens, (num_tokens, self._load.num_tokens)
-        await self._call.done_writing()
+        delays.num_messages += 1
+        self._num_characters += num_characters
+        earlier, self._num_tokens = (
+            self._num_tokens,
+            self._num_characters // CHARACTERS_PER_TOKEN,
+        )
+        for number in range(max(earlier, self._load.num_skipped) + 1, self._num_tokens + 1):
+            delays.add(now_ns - clock.end_ns(seed, number))
 
     def _turn(self) -> session_pb2.StartTurn:
         message = types_pb2.ChatMessage(role=types_pb2.ROLE_USER, text="Write down every number.")
@@ -110,26 +126,30 @@ async def put_under_load(load: Load) -> Delays:
     """Opens the streams, waits for a line, and runs their turns side by side."""
     delays = Delays()
     num_connections = -(-load.num_streams // _STREAMS_PER_CONNECTION)
-    channels = [
-        grpc.aio.insecure_channel(load.target, options=[("grpc.use_local_subchannel_pool", 1)])
-        for _ in range(num_connections)
-    ]
-    stubs = [session_pb2_grpc.SessionServiceStub(channel) for channel in channels]
+    connections = [await Connection.open(load.target) for _ in range(num_connections)]
     streams = [
-        Stream(stubs[i % num_connections], load, load.first_seed + i, delays)
+        Stream(connections[i % num_connections], load, load.first_seed + i, delays)
         for i in range(load.num_streams)
     ]
     for start in range(0, len(streams), 32):
-        await asyncio.gather(*(stream.open() for stream in streams[start : start + 32]))
+        opening = streams[start : start + 32]
+        for stream in opening:
+            stream.open()
+        for stream in opening:
+            await asyncio.wait_for(stream.opened.wait(), _OPENING_S)
     gc.collect()
     gc.freeze()
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     start_s = time.process_time()
-    await asyncio.gather(*(stream.run() for stream in streams))
+    for stream in streams:
+        stream.run()
+    for stream in streams:
+        await stream.ended.wait()
+        stream.check()
     delays.cpu_s = time.process_time() - start_s
-    for channel in channels:
-        await channel.close()
+    for connection in connections:
+        connection.close()
     return delays
 
 
