@@ -16,7 +16,10 @@ void PlanWriter::AddChunk(Request& request, std::int32_t q_len) {
   const std::int32_t row = num_rows_++;
   const std::int32_t start = request.num_computed;
   const bool samples = q_len == request.num_remaining();
-  std::uint32_t flags = request.flags | kFlagPrefill | (samples ? kFlagSample : 0);
+  std::uint32_t flags = request.flags | kFlagPrefill;
+  if (samples) {
+    flags |= kFlagSample;
+  }
   if (request.new_slot) {
     flags |= request.started ? kFlagResumed : kFlagFirst;
     out_.slot_init[num_slot_inits_++] = row;
