@@ -174,11 +174,8 @@ class OutputProgress:
         elif ended is not None:
             self._end(ended)
         deltas = self._report(pieces)
-        record.ends_inside_call = record.finished and self._text.open_call_start is not None
-        if record.finish_reason == _BY_ITSELF:
-            record.has_broken_call = record.ends_inside_call or self._text.is_broken
-        if record.finish_reason == _BY_ITSELF and record.tool_calls:
-            record.finish_reason = FinishReason.FINISH_REASON_TOOL_CALLS
+        if record.finished:
+            self._note_calls_at_end()
         return deltas
 
     def take_last(self, new: NewTokens, reason: "FinishReason.ValueType") -> list[Delta]:
@@ -221,6 +218,15 @@ class OutputProgress:
         record.finish_reason = FINISH_REASONS[ended]
         if ended in _SHOWN_ON_REQUEST:
             record.stop_match = StopMatch(token_id=record.token_ids[-1])
+
+    def _note_calls_at_end(self) -> None:
+        """Notes what an output that has ended leaves of its tool calls."""
+        record = self._record
+        record.ends_inside_call = self._text.open_call_start is not None
+        if record.finish_reason == _BY_ITSELF:
+            record.has_broken_call = record.ends_inside_call or self._text.is_broken
+        if record.finish_reason == _BY_ITSELF and record.tool_calls:
+            record.finish_reason = FinishReason.FINISH_REASON_TOOL_CALLS
 
     def _report(self, pieces: Sequence[Piece]) -> list[Delta]:
         """Returns deltas with new text, and the tokens whose text is out by now."""

@@ -55,7 +55,7 @@ class Acknowledgements:
     @property
     def full(self) -> bool:
         """Whether no event may be sent now."""
-        return self.counts and self._num_unacked >= self._most
+        return self._num_unacked >= self._most and self.counts
 
     @property
     def place(self) -> TurnCursor | None:

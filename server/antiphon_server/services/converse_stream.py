@@ -73,6 +73,7 @@ class ConverseStream:
         self._room = asyncio.Event()
         self._incoming: asyncio.Task[None] | None = None
         self._told_go_away = False
+        self._may_tell_more = False  # Behind what was told just now.
         self._closed = False
         self._cursors = dict(terms.opening.cursors)
         for turn in session.live_turns:
@@ -125,13 +126,12 @@ class ConverseStream:
         attachment = self._attachment
         while True:
             attachment.wake.clear()
-            told = False
+            self._may_tell_more = False
             for frame in self._due():
-                told = True
                 self._watch.begin_write()
                 yield frame
                 self._watch.end_write()
-            if told and self._may_tell_more:
+            if self._may_tell_more or attachment.wake.is_set():
                 continue
             if attachment.end is not None and (attachment.is_cut or not self._has_turns):
                 raise attachment.end
@@ -147,14 +147,6 @@ class ConverseStream:
         """Whether there are turns left to tell of."""
         return bool(self._readers or self._to_replay or self._attachment.new_turns)
 
-    @property
-    def _may_tell_more(self) -> bool:
-        """Whether there may be more to tell behind what was told just now."""
-        attachment = self._attachment
-        if attachment.wake.is_set() or attachment.new_turns:
-            return True
-        return any(reader.has_news for reader in self._readers)
-
     def _due(self) -> Iterator[ConverseResponse]:
         """Yields one frame of each kind that is due; events in the order of their turns."""
         attachment = self._attachment
@@ -167,19 +159,22 @@ class ConverseStream:
         for reader in list(self._readers):
             if attachment.is_cut:
                 break
-            if reader.has_news and self._acks.full:
+            if self._acks.full and reader.has_news:
                 self._watch.await_acknowledgement()
-            elif event := reader.read():
+                continue
+            event = reader.read()
+            if event is not None:
                 self._acks.note_sent(event)
-                if reader.finished:
-                    self._end_telling(reader)
-                yield ConverseResponse(turn_event=event)
-            elif reader.finished:
+            if reader.has_news:
+                self._may_tell_more = True
+            elif reader.turn_ended:
                 self._end_telling(reader)
+            if event is not None:
+                yield ConverseResponse(turn_event=event)
         if attachment.changed and not attachment.is_cut:
             attachment.changed = False
             yield ConverseResponse(changed=SessionChanged(session=self._session.present()))
-        if go_away := self._due_go_away():
+        if attachment.go_away is not None and (go_away := self._due_go_away()):
             self._told_go_away = True
             yield ConverseResponse(go_away=go_away)
 
@@ -209,6 +204,7 @@ class ConverseStream:
     def _end_telling(self, reader: EventReader) -> None:
         """Notes that a turn has been told of whole."""
         self._readers.remove(reader)
+        self._may_tell_more = True  # What waited for it.
         self._room.set()
         self._attachment.own_turn_ids.discard(reader.turn_id)
         if not self._acks.counts:

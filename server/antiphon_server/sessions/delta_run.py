@@ -44,15 +44,18 @@ class DeltaRun:
 
     def append(self, delta: Delta) -> int:
         """Adds a delta that continues the run, and returns how many bytes more it takes."""
-        before_bytes = len(self._text) + len(self._tokens)
-        self._text += delta.text.encode()
+        text = delta.text.encode()
+        self._text += text
+        size_bytes = len(text) + _NUMBER_BYTES
         if delta.token_ids or delta.logprobs:
             kept = Delta(token_ids=delta.token_ids, logprobs=delta.logprobs)
             # Lists of messages that follow each other read as one message with all of them.
-            self._tokens += kept.SerializeToString()
+            tokens = kept.SerializeToString()
+            self._tokens += tokens
+            size_bytes += len(tokens)
         self._text_ends.append(len(self._text))
         self._tokens_ends.append(len(self._tokens))
-        return len(self._text) + len(self._tokens) + _NUMBER_BYTES - before_bytes
+        return size_bytes
 
     def size_bytes(self, num_deltas: int) -> int:
         """Returns what the first so many deltas take."""

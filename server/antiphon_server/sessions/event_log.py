@@ -155,8 +155,11 @@ class EventLog(NumberedEvents):
 
     def weigh(self) -> None:
         """Looks how far driving readers have come, and holds or releases the turn by it."""
-        if self._drivers:
-            self._settled = max([reader.settled for reader in self._drivers])
+        drivers = self._drivers
+        if len(drivers) == 1:
+            self._settled = drivers[0].settled
+        elif drivers:
+            self._settled = max(reader.settled for reader in drivers)
         if self.ended and self.settled:
             self.on_settled()
         if self._held or self.size_bytes > self._max_backlog_bytes:
