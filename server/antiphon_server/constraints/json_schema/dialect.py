@@ -29,11 +29,6 @@ class Dialect(enum.Enum):
         return self not in (Dialect.DRAFT_2019, Dialect.DRAFT_2020)
 
     @property
-    def has_old_keywords(self) -> bool:
-        """Whether `dependencies` has a meaning."""
-        return self not in (Dialect.DRAFT_2019, Dialect.DRAFT_2020)
-
-    @property
     def has_tuple_items(self) -> bool:
         """Whether `items` may be a list, and `additionalItems` is what comes behind it."""
         return self is not Dialect.DRAFT_2020

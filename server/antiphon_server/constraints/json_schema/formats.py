@@ -7,8 +7,8 @@ defines and isn't here can't be enforced.
 from functools import lru_cache
 from typing import Final
 
-from antiphon_server.constraints.languages.patterns import matched
-from antiphon_server.constraints.languages.terms import ANY_TEXT, Term, both, of_length
+from antiphon_server.constraints.languages.patterns import matched, searched
+from antiphon_server.constraints.languages.terms import ANY_TEXT, Term, both, complement, of_length
 
 _UNENFORCEABLE: Final = frozenset({"regex", "idn-hostname", "uri-template"})
 
@@ -30,6 +30,8 @@ _DURATION: Final = (
 )
 _LABEL: Final = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOSTNAME: Final = rf"{_LABEL}(?:\.{_LABEL})*"
+_ENCODED_LABEL: Final = r"(?:^|\.)[Xx][Nn]--"
+"""Labels that stand for other scripts: which of them are valid is more than an expression says."""
 _OCTET: Final = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _IPV4: Final = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
 _GROUP: Final = r"[0-9A-Fa-f]{1,4}"
@@ -104,5 +106,7 @@ def format_language(name: str) -> Term | None:
     if name not in _PATTERNS:
         return ANY_TEXT
     language = matched(_PATTERNS[name])
+    if name == "hostname":
+        language = both(language, complement(searched(_ENCODED_LABEL)))
     longest = _LONGEST.get(name)
     return language if longest is None else both(language, of_length(0, longest))

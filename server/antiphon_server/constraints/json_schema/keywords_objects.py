@@ -126,8 +126,6 @@ def _dependencies(
 
 def _dependency_keyword(keyword: str) -> Keyword:
     def holds(node: SchemaNode, workings: Workings, scopes: Scopes) -> tuple[Part, ...]:
-        if keyword == "dependencies" and not node.dialect.has_old_keywords:
-            return ()
         parts: list[Part] = []
         for name, needed in _dependencies(node, workings, keyword):
             consequence: Part = (
@@ -140,8 +138,6 @@ def _dependency_keyword(keyword: str) -> Keyword:
         return tuple(parts)
 
     def fails(node: SchemaNode, workings: Workings) -> tuple[Option, ...]:
-        if keyword == "dependencies" and not node.dialect.has_old_keywords:
-            return ()
         options: list[Option] = []
         for name, needed in _dependencies(node, workings, keyword):
             if isinstance(needed, SchemaNode):

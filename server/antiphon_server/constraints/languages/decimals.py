@@ -46,13 +46,15 @@ def at_least(bound: Decimal, *, strictly: bool) -> Term:
         return _unsigned_at_least(bound, strictly=strictly)
     if bound == 0:
         return _unsigned_at_least(bound, strictly=True) if strictly else _UNSIGNED
-    return choice(_UNSIGNED, sequence(_MINUS, _unsigned_at_most(-bound, strictly=strictly)))
+    return choice(
+        _UNSIGNED, sequence(_MINUS, _unsigned_at_most(bound.copy_negate(), strictly=strictly))
+    )
 
 
 def at_most(bound: Decimal, *, strictly: bool) -> Term:
     """Returns the numbers that aren't above the bound; strictly: that are below it."""
     if bound < 0:
-        return sequence(_MINUS, _unsigned_at_least(-bound, strictly=strictly))
+        return sequence(_MINUS, _unsigned_at_least(bound.copy_negate(), strictly=strictly))
     below = sequence(_MINUS, _unsigned_at_least(Decimal(0), strictly=True))
     return choice(below, _unsigned_at_most(bound, strictly=strictly))
 
@@ -71,7 +73,7 @@ def multiples_of_step(num_digits: int) -> Term:
 
 
 def _spellings_of(value: Decimal) -> Term:
-    whole, fraction = _digits(abs(value))
+    whole, fraction = _digits(value)
     sign = _MINUS if value < 0 else optional(_MINUS) if value == 0 else EMPTY
     if not fraction:
         return sequence(sign, literal(whole), optional(sequence(_POINT, literal("0"), _ZEROS)))
@@ -149,5 +151,5 @@ def _digits_between(low: str, high: str) -> Term:
 
 def _digits(value: Decimal) -> tuple[str, str]:
     """The digits before and behind the point, without needless zeros."""
-    whole, _, fraction = format(abs(value), "f").partition(".")
+    whole, _, fraction = format(value.copy_abs(), "f").partition(".")
     return whole.lstrip("0") or "0", fraction.rstrip("0")

@@ -1,12 +1,20 @@
 """A language as a terminal's right side in a Lark grammar, as it is or inside a JSON string."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Final
 
 from antiphon_server.constraints.languages import charsets
 from antiphon_server.constraints.languages.charsets import CharSet
-from antiphon_server.constraints.languages.terms import ANY_TEXT, Kind, Term, choice
+from antiphon_server.constraints.languages.terms import (
+    ANY_CHAR,
+    ANY_TEXT,
+    Kind,
+    Term,
+    choice,
+    literal,
+    sequence,
+)
 
 _SHORT_ESCAPES: Final = {
     0x08: "b",
@@ -19,6 +27,8 @@ _SHORT_ESCAPES: Final = {
 }
 _ESCAPED: Final = charsets.charset([(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)])
 _UNESCAPED: Final = charsets.negation(_ESCAPED)
+
+_RARE_MARK: Final = "\ue000"
 
 _SetWriter = Callable[[CharSet], str]
 
@@ -40,19 +50,35 @@ def string_texts(term: Term, *, before: str = "") -> list[str]:
         term: The language.
         before: An expression of what may stand before the opening quote.
     """
-    match term.kind:
-        case Kind.CHOICE if not term.is_plain:
-            return [text for part in term.parts for text in string_texts(part, before=before)]
-        case Kind.BOTH:
-            parts = term.parts
-        case _:
-            parts = (term,)
+    if term.is_plain:
+        return [_string(each, before) for each in (term, *_open_ended(term))]
+    if term.kind is Kind.CHOICE:
+        return [text for part in term.parts for text in string_texts(part, before=before)]
+    parts = term.parts if term.kind is Kind.BOTH else (term,)
     included = [part for part in parts if part.kind is not Kind.COMPLEMENT] or [ANY_TEXT]
     excluded = [part.parts[0] for part in parts if part.kind is Kind.COMPLEMENT]
     written = [_string(part, before) for part in included]
     if excluded:
         written.append(f"~({_string(choice(*excluded), before)})")
     return [" & ".join(written)]
+
+
+def _open_ended(term: Term) -> Iterator[Term]:
+    """Yields a part of the language from which the library sees that nearly any text goes.
+
+    That is needless for what is matched. But where a text is searched for, and its beginning has
+    just been, the library doesn't see that any text may still follow, and tries every token. This
+    part's text has a mark before it that hardly anyone writes, so its beginning never comes.
+    """
+    options = term.parts if term.kind is Kind.CHOICE else (term,)
+    for option in options:
+        if option.kind is not Kind.SEQUENCE:
+            continue
+        for index in (0, 1):
+            before, after = option.parts[:index], option.parts[index:]
+            if before in ((), (ANY_CHAR,)) and after[:1] == (ANY_TEXT,):
+                yield sequence(ANY_TEXT, literal(_RARE_MARK), *after[1:])
+                return
 
 
 def _string(term: Term, before: str) -> str:

@@ -1,0 +1,43 @@
+"""Regular expressions that a whole output matches."""
+
+import pytest
+
+from antiphon_server.constraints.json_schema import PlanLimits
+from antiphon_server.constraints.refusals import (
+    ConstraintTooComplexError,
+    UnsupportedConstraintError,
+)
+from antiphon_server.constraints.regex_plan import plan_regex
+from support.grammar_texts import Texts
+
+
+@pytest.mark.parametrize(
+    ("pattern", "inside", "outside"),
+    [
+        (r"\d{3}-\d{4}", ["555-0199"], ["555-019", "x555-0199", "555-01990"]),
+        ("(yes|no)( please)?", ["yes", "no please"], ["yes  please", ""]),
+        ("^(?!0)[0-9]+$", ["7", "70"], ["07", ""]),
+        (r"[^\n]*\n?", ["", "a b\n"], ["a\nb"]),
+        ("[äöü]+|日本", ["öä", "日本"], ["o", "日"]),
+        (r'\{"a": "[^"]*"\}', ['{"a": "x"}'], ['{"a": x}']),
+    ],
+)
+def test_the_whole_text_matches(pattern: str, inside: list[str], outside: list[str]):
+    texts = Texts(plan_regex(pattern, limits=PlanLimits()))
+    assert [text for text in inside if not texts.has(text)] == []
+    assert [text for text in outside if texts.has(text)] == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"), [("a(b", "position 1"), (r"(a)\1", "position 3"), ("a$b", "")]
+)
+def test_a_fault_is_told_with_its_position(pattern: str, path: str):
+    with pytest.raises(UnsupportedConstraintError) as refusal:
+        plan_regex(pattern, limits=PlanLimits())
+    assert refusal.value.path == path
+
+
+def test_the_grammars_size_is_bounded():
+    with pytest.raises(ConstraintTooComplexError) as refusal:
+        plan_regex("ab" * 300, limits=PlanLimits(max_grammar_bytes=500))
+    assert refusal.value.metadata == {"limit": "500"}
