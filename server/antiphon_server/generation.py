@@ -124,10 +124,21 @@ class Generation:
 
         A few new tokens are told without this task being woken, within the engine link's call.
         """
-        self._tell_at_once = partial(self._take_at_once, listener)
+        self.tell_at_once(listener)
         async with aclosing(self.events()) as events:
             async for event in events:
                 listener(event)
+
+    def tell_at_once(
+        self, listener: Callable[[Delta], None], *, may_take: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Has a few new tokens told while a reader of `events` waits, instead of yielded to it.
+
+        Args:
+            listener: Gets what `events` would yield, within the engine link's call.
+            may_take: Whether it takes anything now; what it doesn't is yielded.
+        """
+        self._tell_at_once = partial(self._take_at_once, listener, may_take)
 
     def cancel(self) -> None:
         """Asks for an early end: unfinished outputs finish as CANCELLED. Idempotent; any time."""
@@ -264,9 +275,14 @@ class Generation:
                 events += await self._events_of(0, part)
         return events
 
-    def _take_at_once(self, listener: Listener, news: RequestNews) -> bool:
+    def _take_at_once(
+        self,
+        listener: Callable[[Delta], None],
+        may_take: Callable[[], bool],
+        news: RequestNews,
+    ) -> bool:
         """Tells of new tokens where that is quickly done and can't end an output."""
-        if self._failure is not None or self._closed:
+        if self._failure is not None or self._closed or not may_take():
             return False
         progress = self._progress
         for index, new in news.outputs.items():

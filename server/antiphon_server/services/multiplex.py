@@ -209,9 +209,13 @@ class MultiplexedStream:
             request.generation = generation
             if self._outbox.full:
                 generation.hold()
+            generation.tell_at_once(
+                lambda delta: self._tell(_tagged(request.tag, StreamGenerateResponse(delta=delta))),
+                may_take=lambda: not self._outbox.full,
+            )
             async with aclosing(stream_events(generation, spec)) as events:
                 async for event in events:
-                    tagged = TaggedEvent(tag=request.tag, generation=event)
+                    tagged = _tagged(request.tag, event)
                     if event.HasField("completed"):
                         self._forget(request)
                         self._tell(tagged)
@@ -338,6 +342,10 @@ class _Request:
             self.generation.close()
         if self.task is not None:
             self.task.cancel()
+
+
+def _tagged(tag: int, event: StreamGenerateResponse) -> TaggedEvent:
+    return TaggedEvent(tag=tag, generation=event)
 
 
 def _cancelled_events(num_outputs: int) -> list[StreamGenerateResponse]:
