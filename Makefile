@@ -55,7 +55,8 @@ stress: setup    ## Runs the tests with random lives 25 times as often: minutes
 	$(BIN)/pytest --scale 25 --timeout 1200 tests/integration/cases/test_scheduling_cancellations.py \
 	  tests/integration/cases/test_scheduling_unwritten_blocks.py \
 	  tests/integration/engine/test_engine_link.py tests/property/test_core_determinism.py \
-	  tests/property/test_core_metamorphic.py tests/property/test_core_properties.py $(ARGS)
+	  tests/property/test_core_metamorphic.py tests/property/test_core_properties.py \
+	  tests/property/test_schema_promises.py $(ARGS)
 
 torture: setup   ## Kills a server KILLS (2000) times while CLIENTS (6) talk to it; REAL=1: with the real engine; SEED=…
 	$(BIN)/python tests/torture/run.py --kills $(KILLS) --clients $(CLIENTS) \

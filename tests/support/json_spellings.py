@@ -8,12 +8,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import islice, permutations, product
 from urllib.parse import unquote
 
 Json = None | bool | int | float | Decimal | str | list["Json"] | dict[str, "Json"]
 
 _MAX_SCHEMAS = 64
 """How many subschemas are asked for the order of one object's properties."""
+_MAX_ORDERS = 2_000
 _APPLICATORS = ("allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas", "dependencies")
 
 
@@ -35,6 +37,25 @@ def valid_texts(value: Json, schema: Json) -> list[str]:
     spellings = [Spelling(), Spelling(plain_numbers=True)]
     texts = [write(each, spelling) for each in (*orders, value) for spelling in spellings]
     return list(dict.fromkeys(texts))
+
+
+def reordered_texts(value: Json) -> Iterator[str]:
+    """Yields texts of a value with its properties in other orders; of large values not all."""
+    for each in islice(_orders(value), _MAX_ORDERS):
+        yield write(each, Spelling())
+        yield write(each, Spelling(plain_numbers=True))
+
+
+def _orders(value: Json) -> Iterator[Json]:
+    match value:
+        case dict():
+            for names in permutations(value):
+                for members in product(*(_orders(value[name]) for name in names)):
+                    yield dict(zip(names, members, strict=True))
+        case list():
+            yield from map(list, product(*map(_orders, value)))
+        case _:
+            yield value
 
 
 def odd_texts(value: Json, schema: Json) -> list[str]:

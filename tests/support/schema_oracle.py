@@ -4,17 +4,26 @@ import json
 import re
 from collections.abc import Iterator
 from decimal import Decimal
+from fractions import Fraction
 
 from jsonschema import Draft202012Validator, ValidationError
 from jsonschema.validators import extend
 
 from support.json_spellings import Json
 
+_IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "$ref")
+
+
+class Undecidable(Exception):  # noqa: N818 - an answer
+    """What the schema says of a value depends on what it says of that same value."""
+
 
 class SchemaOracle:
-    """Decides about the values of one schema."""
+    """Decides about the values of one schema, whose references are to its `$defs`."""
 
     def __init__(self, schema: Json) -> None:
+        """Raises Undecidable."""
+        _check_loops(schema, schema, ())
         self._validator = _Validator(schema)
 
     def accepts(self, value: Json) -> bool:
@@ -29,6 +38,23 @@ class SchemaOracle:
 def is_schema(value: Json) -> bool:
     """Returns whether a value is a schema at all."""
     return bool(_Validator(Draft202012Validator.META_SCHEMA).is_valid(value))
+
+
+def _check_loops(schema: Json, root: Json, entered: tuple[str, ...]) -> None:
+    if not isinstance(schema, dict):
+        return
+    for definition in schema.get("$defs", {}).values():
+        _check_loops(definition, root, ())
+    for keyword, inner in schema.items():
+        if keyword == "$ref" and isinstance(inner, str) and isinstance(root, dict):
+            name = inner.rpartition("/")[2]
+            if name in entered or name not in root.get("$defs", {}):
+                raise Undecidable(f"{inner} refers to itself, or nowhere")
+            _check_loops(root["$defs"][name], root, (*entered, name))
+        elif keyword in _IN_PLACE:
+            nested = keyword == "dependentSchemas" and isinstance(inner, dict)
+            for each in inner.values() if nested else inner if isinstance(inner, list) else [inner]:
+                _check_loops(each, root, entered)
 
 
 def _is_integer(_: object, value: object) -> bool:
@@ -59,9 +85,21 @@ def _pattern_properties(
                     yield from validator.descend(member, subschema)
 
 
+def _multiple_of(
+    validator: object, divisor: Decimal | int, value: object, schema: object
+) -> Iterator[ValidationError]:
+    # Decimals that are far apart can't be divided within a fixed precision.
+    if _is_number(validator, value) and (Fraction(value) / Fraction(divisor)).denominator != 1:
+        yield ValidationError(f"{value} is not a multiple of {divisor}")
+
+
 _Validator = extend(
     Draft202012Validator,
-    validators={"pattern": _pattern, "patternProperties": _pattern_properties},
+    validators={
+        "multipleOf": _multiple_of,
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+    },
     type_checker=Draft202012Validator.TYPE_CHECKER.redefine_many(
         {"integer": _is_integer, "number": _is_number}
     ),
