@@ -1,32 +1,12 @@
 """What people met elsewhere: keywords that were dropped, references that meant anything."""
 
-import json
-
 import pytest
 
-from antiphon_server.constraints.json_schema import PlanLimits, plan_schema
-from antiphon_server.constraints.refusals import UnsupportedConstraintError
-from support.grammar_texts import Texts
-
-
-def texts_of(schema: object, *, max_blank: int = 0) -> Texts:
-    return Texts(plan_schema(json.dumps(schema), max_blank=max_blank, limits=PlanLimits()))
-
-
-def refusal_of(schema: object) -> UnsupportedConstraintError:
-    with pytest.raises(UnsupportedConstraintError) as refusal:
-        plan_schema(json.dumps(schema), max_blank=0, limits=PlanLimits())
-    return refusal.value
-
-
-def check(schema: object, *, inside: list[str], outside: list[str]) -> None:
-    texts = texts_of(schema)
-    assert [text for text in inside if not texts.has(text)] == []
-    assert [text for text in outside if texts.has(text)] == []
+from support.schema_texts import check_texts, refusal_of, texts_of
 
 
 def test_a_union_beside_an_objects_keywords_takes_nothing_from_them():
-    check(
+    check_texts(
         {
             "type": "object",
             "properties": {
@@ -44,12 +24,12 @@ def test_a_union_beside_an_objects_keywords_takes_nothing_from_them():
 
 
 def test_a_length_holds_beside_a_pattern_and_beside_a_format():
-    check(
+    check_texts(
         {"type": "string", "pattern": "^[a-f]+$", "minLength": 2, "maxLength": 3},
         inside=['"ab"', '"fed"'],
         outside=['"a"', '"abcd"', '"AB"', '"xy"'],
     )
-    check(
+    check_texts(
         {"type": "string", "format": "email", "maxLength": 9},
         inside=['"me@abc.de"'],
         outside=['"someone@abc.de"', '"me"', '"@"'],
@@ -71,7 +51,7 @@ def test_a_length_holds_beside_a_pattern_and_beside_a_format():
 def test_edges_of_numbers_are_exact(
     schema: dict[str, object], inside: list[str], outside: list[str]
 ):
-    check({"type": "number", **schema}, inside=inside, outside=outside)
+    check_texts({"type": "number", **schema}, inside=inside, outside=outside)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +70,7 @@ def test_a_reference_that_means_nothing_is_refused_by_its_place(schema: object, 
 
 
 def test_escaped_references_are_followed():
-    check(
+    check_texts(
         {
             "type": "object",
             "properties": {
@@ -121,7 +101,9 @@ def test_a_pattern_that_is_not_regular_is_refused_with_the_field_and_the_constru
 
 
 def test_a_pattern_without_anchors_is_searched_for():
-    check({"type": "string", "pattern": "[0-9]{2}"}, inside=['"a12b"', '"12"'], outside=['"1a2"'])
+    check_texts(
+        {"type": "string", "pattern": "[0-9]{2}"}, inside=['"a12b"', '"12"'], outside=['"1a2"']
+    )
 
 
 def test_white_space_has_a_bound_or_there_is_none():

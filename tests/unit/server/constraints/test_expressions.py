@@ -2,12 +2,8 @@
 
 import pytest
 
-from antiphon_server.constraints.json_schema import PlanLimits
-from antiphon_server.constraints.refusals import (
-    ConstraintTooComplexError,
-    UnsupportedConstraintError,
-)
-from antiphon_server.constraints.regex_plan import plan_regex
+from antiphon_server.constraints.expressions import plan_expression
+from antiphon_server.constraints.refusals import UnsupportedConstraintError
 from support.grammar_texts import Texts
 
 
@@ -23,21 +19,15 @@ from support.grammar_texts import Texts
     ],
 )
 def test_the_whole_text_matches(pattern: str, inside: list[str], outside: list[str]):
-    texts = Texts(plan_regex(pattern, limits=PlanLimits()))
+    texts = Texts(plan_expression(pattern))
     assert [text for text in inside if not texts.has(text)] == []
     assert [text for text in outside if texts.has(text)] == []
 
 
 @pytest.mark.parametrize(
-    ("pattern", "path"), [("a(b", "position 1"), (r"(a)\1", "position 3"), ("a$b", "")]
+    ("pattern", "path"), [("a(b", "position 1"), (r"(a)\1", "position 3"), ("a$b", "position 0")]
 )
 def test_a_fault_is_told_with_its_position(pattern: str, path: str):
     with pytest.raises(UnsupportedConstraintError) as refusal:
-        plan_regex(pattern, limits=PlanLimits())
+        plan_expression(pattern)
     assert refusal.value.path == path
-
-
-def test_the_grammars_size_is_bounded():
-    with pytest.raises(ConstraintTooComplexError) as refusal:
-        plan_regex("ab" * 300, limits=PlanLimits(max_grammar_bytes=500))
-    assert refusal.value.metadata == {"limit": "500"}
