@@ -1,6 +1,7 @@
 """The second backend: regular lexemes with intersection and complement, and a parser over them."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import cast
 
@@ -15,6 +16,19 @@ from antiphon_engine.grammar.vocabulary import Vocabulary
 
 # Forcing would tie the output to one split into tokens; the model shall choose its own.
 _HEAD = '%llguidance {"no_forcing": true}\n'
+# Sets of tokens whose fate is decided at once where a mask allows all of them: names, and what
+# strings are made of. Shorter lengths are there for strings that end soon.
+_NAME_CHARACTERS = "[a-zA-Z0-9_]"
+_STRING_CHARACTERS = r'[^"\\\x00-\x1F\x7F\u{2028}\u{2029}]'
+_SLICES = [
+    _NAME_CHARACTERS + "{1,10}",
+    _NAME_CHARACTERS + "{1,30}",
+    _STRING_CHARACTERS + "{1,10}",
+    _STRING_CHARACTERS + "{1,30}",
+    _STRING_CHARACTERS + "+",
+]
+_EXCERPT = re.compile(r"\s*(\d+ \|.*|\^|<.*)?$")
+"""Lines of a message that show a grammar's lines, or what the library says of itself."""
 _BYTES_PER_CHARACTER = 64
 _TOO_COMPLEX = ("too complex", "too big", "too large", "limit", "fuel")
 _LIMITS = LLParserLimits(step_lexer_fuel=200_000, step_max_items=50_000, verbose_errors=False)
@@ -69,6 +83,7 @@ class LlguidanceBackend:
             TokenizerWrapper(_Tokens(vocabulary)),
             n_vocab=vocabulary.size + 1,
             eos_token=vocabulary.size,
+            slices=_SLICES,
         )
         self._executor = LLExecutor(num_threads)
 
@@ -152,7 +167,14 @@ def _schema(grammar: Grammar) -> str:
 def _matcher_error(matcher: LLMatcher) -> GrammarError | None:
     if not matcher.is_error():
         return None
-    message = matcher.get_error().strip()
+    message = _error_text(matcher)
     too_complex = any(word in message.lower() for word in _TOO_COMPLEX)
     reason = ErrorReason.CONSTRAINT_TOO_COMPLEX if too_complex else ErrorReason.INTERNAL
     return GrammarError(reason, message)
+
+
+def _error_text(matcher: LLMatcher) -> str:
+    """Returns what the library says of the fault, without what it says of itself."""
+    lines = matcher.get_error().strip().splitlines()
+    told = [line.strip() for line in lines if not _EXCERPT.match(line)]
+    return " ".join(told).removeprefix("parser error: ")
