@@ -76,7 +76,9 @@ def check_rules_end(text: str, *, max_depth: int) -> None:
         rules[name], places[name] = reader.read(), tokens[start].start
     if _ROOT not in rules:
         raise UnsupportedConstraintError(place_in(text, 0), "there is no rule 'root' to start with")
-    for name in _reachable(rules) - _ending(rules):
+    endless = _reachable(rules) - _ending(rules)
+    if endless:
+        name = min(endless, key=places.__getitem__)
         message = f"the rule {name!r} has no end: every way through it leads into it again"
         raise UnsupportedConstraintError(place_in(text, places[name]), message)
 

@@ -91,7 +91,7 @@ class Planner:
             case ConstraintKind.TOOLS:
                 return plan_calls(request.text, self._arguments_of)
             case ConstraintKind.STRUCTURAL_TAG:
-                raise NotImplementedError
+                raise UnsupportedConstraintError("", "this release enforces no structural tags")
 
     def _arguments_of(self, schema: str, prefix: str, max_blank: int) -> LarkRules:
         return schema_rules(schema, prefix=prefix, max_blank=max_blank, limits=self.limits)
