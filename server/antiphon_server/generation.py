@@ -308,6 +308,7 @@ class Generation:
         if not record.finished:
             return [*deltas]
         if record.has_broken_call:
+            self._checker.num_violations += 1
             raise _broken_call(index)
         await self._verify(index)
         calls = [ToolCallReady(output_index=index, tool_call=call) for call in record.tool_calls]

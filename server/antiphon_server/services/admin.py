@@ -171,7 +171,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             num_evictions_total=stats.num_evictions_total,
             num_offloads_total=stats.num_offloads_total,
             num_onloads_total=stats.num_onloads_total,
-            num_finished_total=stats.num_finished_total,
+            # To the engine they ended well.
+            num_finished_total={**stats.num_finished_total, **_violations(model)},
             step_time=_duration(stats.step_time_ns),
             schedule_time=_duration(stats.schedule_time_ns),
         )
@@ -179,6 +180,11 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     def _note_start(self, name: str, state: EngineState) -> None:
         if state is EngineState.STARTING:
             self._engine_start_times[name] = self._now()
+
+
+def _violations(model: ServedModel) -> dict[str, int]:
+    num_violations = model.checker.num_violations
+    return {ErrorReason.CONSTRAINT_VIOLATED.value: num_violations} if num_violations else {}
 
 
 def _checked_limit_s(limit: Duration) -> float:
