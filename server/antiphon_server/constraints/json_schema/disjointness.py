@@ -13,7 +13,7 @@ from antiphon_server.constraints.json_schema.shapes import (
     StringShape,
 )
 from antiphon_server.constraints.languages.derivatives import matches
-from antiphon_server.constraints.languages.terms import NOTHING, both
+from antiphon_server.constraints.languages.terms import NOTHING, Term, both
 
 Disjoint = Callable[[Goal, Goal], bool]
 
@@ -24,18 +24,25 @@ def shapes_surely_disjoint(one: Shape, other: Shape, goals_disjoint: Disjoint) -
         return True
     match one, other:
         case BooleanShape(), BooleanShape():
-            return not one.values & other.values
-        case (StringShape(), StringShape()) | (NumberShape(), NumberShape()):
+            answer = not one.values & other.values
+        case StringShape(), StringShape():
+            answer = _texts_disjoint(one.texts, other.texts)
+        case NumberShape(), NumberShape():
             # Every shape of numbers has the plain text of each of its numbers.
-            return narrowed(both(one.texts, other.texts)) == NOTHING
+            answer = _texts_disjoint(one.texts, other.texts)
         case ObjectShape(), ObjectShape():
-            return _demands_what_the_other_lacks(one, other, goals_disjoint) or (
+            answer = _demands_what_the_other_lacks(one, other, goals_disjoint) or (
                 _demands_what_the_other_lacks(other, one, goals_disjoint)
             )
         case ArrayShape(), ArrayShape():
-            return _arrays_disjoint(one, other, goals_disjoint)
+            answer = _arrays_disjoint(one, other, goals_disjoint)
         case _:
-            return False
+            answer = False
+    return answer
+
+
+def _texts_disjoint(one: Term, other: Term) -> bool:
+    return narrowed(both(one, other)) == NOTHING
 
 
 def _demands_what_the_other_lacks(

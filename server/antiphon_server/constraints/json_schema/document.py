@@ -29,7 +29,7 @@ def parse_document(text: str, limits: PlanLimits) -> Json:
     """
     _check_depth(text, limits)
     try:
-        return json.loads(
+        document: Json = json.loads(
             text,
             object_pairs_hook=_object_of,
             parse_float=_decimal_of,
@@ -40,6 +40,7 @@ def parse_document(text: str, limits: PlanLimits) -> Json:
         raise UnsupportedConstraintError(
             f"line {error.lineno}, column {error.colno}", f"the schema isn't JSON: {error.msg}"
         ) from None
+    return document
 
 
 def escape_pointer(name: str) -> str:

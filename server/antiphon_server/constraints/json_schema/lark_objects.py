@@ -30,7 +30,6 @@ class _ObjectWriter:
         others = [self._other(each, rule_of) for each in shape.others]
         self._others = f"({' | '.join(others)})" if others else None
         self._last = None if shape.last is None else self._other(shape.last, rule_of)
-        self._counted: dict[tuple[int, int], str | None] = {}
 
     def _other(self, others: OtherMembers, rule_of: RuleOf) -> str:
         return f"{self._book.name(others.names)} {rule_of(others.goal)}"
@@ -86,30 +85,39 @@ class _ObjectWriter:
 
     def counted(self) -> str:
         """The members where their number matters: a rule for each index and number so far."""
-        return self._counted_from(0, 0) or '""'
-
-    def _counted_from(self, index: int, count: int) -> str | None:
-        """The rule of what may follow; None: the object can't be ended any more."""
-        if (index, count) not in self._counted:
+        rules: dict[tuple[int, int], str] = {}
+        for index, count in sorted(self._counts(), reverse=True):
             options = (
                 self._counted_end(count)
                 if index == len(self._members)
-                else self._counted_options(index, count)
+                else self._counted_options(index, count, rules)
             )
-            self._counted[index, count] = self._new_rule(" | ".join(options)) if options else None
-        return self._counted[index, count]
+            if options:
+                rules[index, count] = self._new_rule(" | ".join(options))
+        return rules.get((0, 0), '""')
 
-    def _counted_options(self, index: int, count: int) -> list[str]:
+    def _counts(self) -> set[tuple[int, int]]:
+        """The indices with the numbers of members that there may be before them."""
+        found = {(0, 0)}
+        counts = {0}
+        for index, is_required in enumerate(self._required):
+            taken = {self._capped(count + 1) for count in counts if self._is_within(count + 1)}
+            counts = taken if is_required else taken | counts
+            found |= {(index + 1, count) for count in counts}
+        return found
+
+    def _counted_options(
+        self, index: int, count: int, rules: dict[tuple[int, int], str]
+    ) -> list[str]:
+        """What may follow; nothing: the object can't be ended any more."""
         options = []
-        if self._is_within(count + 1):
+        taken = rules.get((index + 1, self._capped(count + 1)))
+        if self._is_within(count + 1) and taken is not None:
             comma = f"{self._comma} " if count else ""
-            behind = self._counted_from(index + 1, self._capped(count + 1))
-            if behind is not None:
-                options.append(f"{comma}{self._members[index]} {behind}")
-        if not self._required[index]:
-            behind = self._counted_from(index + 1, count)
-            if behind is not None:
-                options.append(behind)
+            options.append(f"{comma}{self._members[index]} {taken}")
+        skipped = rules.get((index + 1, count))
+        if not self._required[index] and skipped is not None:
+            options.append(skipped)
         return options
 
     def _counted_end(self, count: int) -> list[str]:

@@ -7,8 +7,10 @@ from typing import Final
 from antiphon_server.constraints.json_schema.shapes import NumberShape
 from antiphon_server.constraints.languages.derivatives import derivative
 from antiphon_server.constraints.languages.terms import NOTHING, Term
+from antiphon_server.constraints.refusals import ConstraintTooComplexError
 
 _SIGNS: Final = "-.0123456789"
+_MAX_STATES: Final = 2500
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,11 @@ class NumberRun:
 
 @lru_cache(maxsize=16)
 def number_run(shape: NumberShape) -> NumberRun | None:
-    """Returns the automaton of a shape with steps; None: there is no such number."""
+    """Returns the automaton of a shape with steps; None: there is no such number.
+
+    Raises:
+        ConstraintTooComplexError: it has too many states.
+    """
     start = NumberState(shape.texts, (0,) * len(shape.steps), None)
     edges: dict[NumberState, list[tuple[str, NumberState]]] = {}
     waiting = [start]
@@ -50,6 +56,12 @@ def number_run(shape: NumberShape) -> NumberRun | None:
             (sign, after) for sign in _SIGNS if (after := _after(shape, state, sign)) is not None
         ]
         waiting.extend(after for _, after in edges[state])
+        if len(edges) > _MAX_STATES:
+            raise ConstraintTooComplexError(
+                f"multipleOf takes more than {_MAX_STATES} states beside the range that it is "
+                "in; use a smaller step or a narrower range",
+                limit=str(_MAX_STATES),
+            )
     ends = frozenset(state for state in edges if _may_end(shape, state))
     live = _leading_to(ends, edges)
     if start not in live:

@@ -145,11 +145,13 @@ def _values_of(shape: Shape) -> list[Json] | None:
             return list(shape.values)
         case StringShape():
             texts = finite_texts(shape.texts, MAX_DISTINCT)
-            return None if texts is None else sorted(texts)
+            return None if texts is None else list[Json](sorted(texts))
         case NumberShape():
             if shape.numbers is not None:
-                return sorted(shape.numbers)
+                return list[Json](sorted(shape.numbers))
             written = finite_texts(shape.texts, MAX_DISTINCT) if not shape.steps else None
-            return None if written is None else sorted({Decimal(text) for text in written})
+            return (
+                None if written is None else list[Json](sorted({Decimal(each) for each in written}))
+            )
         case _:
             return None

@@ -137,9 +137,11 @@ class _Parser:
         parts: list[Syntax] = []
         while self.position < len(self.text) and self.text[self.position] not in "|)":
             part = self._quantified()
-            if isinstance(part, Term) and parts and isinstance(parts[-1], Term):
-                part = terms.sequence(parts.pop(), part)
-            parts.append(part)
+            before = parts[-1] if parts else None
+            if isinstance(part, Term) and isinstance(before, Term):
+                parts[-1] = terms.sequence(before, part)
+            else:
+                parts.append(part)
         if len(parts) == 1:
             return parts[0]
         return Row(tuple(parts)) if parts else terms.EMPTY

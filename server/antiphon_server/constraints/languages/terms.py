@@ -50,7 +50,7 @@ class Term:
         self.text = text
         self.low, self.high = bounds
         self.nullable = _nullable(kind, parts, self.low)
-        self.is_plain = kind not in (Kind.BOTH, Kind.COMPLEMENT) and all(
+        self.is_plain: bool = kind not in (Kind.BOTH, Kind.COMPLEMENT) and all(
             part.is_plain for part in parts
         )
         self.derivatives: dict[int, Term] = {}
