@@ -30,6 +30,11 @@ class _Writer:
     def __init__(self, planned: PlannedShapes, book: RuleBook) -> None:
         self._planned = planned
         self._book = book
+        self._has_steps = any(
+            isinstance(shape, NumberShape) and shape.steps
+            for shapes in planned.by_goal.values()
+            for shape in shapes
+        )
         self._names: dict[Goal, str] = {}
         self._waiting: list[Goal] = []
 
@@ -55,7 +60,7 @@ class _Writer:
                 words = ["true" if value else "false" for value in sorted(shape.values)]
                 return self._book.terminal(f"/{'|'.join(words)}/")
             case NumberShape():
-                return number_body(shape, self._book)
+                return number_body(shape, self._book, by_character=self._has_steps)
             case StringShape():
                 return self._book.string(shape.texts)
             case ObjectShape():

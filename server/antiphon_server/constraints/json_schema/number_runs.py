@@ -1,4 +1,4 @@
-"""Numbers of which remainders have to be kept, as automata over their digits."""
+"""Numbers as automata over their characters, so that remainders can be kept."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -9,7 +9,7 @@ from antiphon_server.constraints.languages.derivatives import derivative
 from antiphon_server.constraints.languages.terms import NOTHING, Term
 from antiphon_server.constraints.refusals import ConstraintTooComplexError
 
-_SIGNS: Final = "-.0123456789"
+_SIGNS: Final = "-+.eE0123456789"
 _MAX_STATES: Final = 2500
 
 
@@ -40,7 +40,7 @@ class NumberRun:
 
 @lru_cache(maxsize=16)
 def number_run(shape: NumberShape) -> NumberRun | None:
-    """Returns the automaton of a shape with steps; None: there is no such number.
+    """Returns the automaton of a shape; None: there is no such number.
 
     Raises:
         ConstraintTooComplexError: it has too many states.
@@ -95,8 +95,8 @@ def _after(shape: NumberShape, state: NumberState, sign: str) -> NumberState | N
     texts = derivative(state.texts, ord(sign))
     if texts == NOTHING:
         return None
-    if sign == "-":
-        return NumberState(texts, state.remainders, None)
+    if not shape.steps or sign in "-+eE":
+        return NumberState(texts, state.remainders, state.num_decimals)
     if sign == ".":
         return NumberState(texts, state.remainders, 0)
     remainders = tuple(

@@ -1,6 +1,6 @@
 """Numbers and strings from the facts about them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
@@ -26,10 +26,10 @@ from antiphon_server.constraints.json_schema.shapes import (
 )
 from antiphon_server.constraints.languages.decimals import (
     DECIMALS,
-    FRACTIONAL,
     NUMBERS,
     at_least,
     at_most,
+    beyond_step,
     multiples_of_step,
     spellings,
 )
@@ -69,35 +69,34 @@ def narrowed(language: Term) -> Term:
     return NOTHING if is_empty(language, max_states=MAX_STATES) else language
 
 
-def number_shape(facts: Iterable[Fact]) -> NumberShape | None:
-    """Returns the numbers that fit the facts; None: there are none.
+def number_shapes(facts: Iterable[Fact]) -> Iterator[NumberShape]:
+    """Yields the ways a number may look that fits the facts; together they are all of them.
 
     Raises:
         UnsupportedConstraintError: they can't be told apart from others digit by digit.
+        ConstraintTooComplexError: it takes too much to.
     """
     numbers = [fact for fact in facts if isinstance(fact, _NUMBER_FACTS)]
     listed = [fact.numbers for fact in numbers if isinstance(fact, NumberAmong) and fact.holds]
     if listed:
         chosen = frozenset.intersection(*listed)
         chosen = frozenset(each for each in chosen if all(_fits(each, fact) for fact in numbers))
-        return _listed(chosen)
+        if chosen:
+            yield NumberShape(literals(plain_number(number) for number in chosen), numbers=chosen)
+        return
     if not numbers:
-        return NumberShape(NUMBERS)
+        yield NumberShape(NUMBERS)
+        return
     is_whole = any(isinstance(fact, Whole) and fact.is_whole for fact in numbers)
-    texts, steps = _stepped([fact for fact in numbers if isinstance(fact, Multiple)], is_whole)
-    language = narrowed(both(texts, *(_texts(fact) for fact in numbers if _has_texts(fact))))
-    shape = NumberShape(language, steps)
-    return None if language == NOTHING or (steps and number_run(shape) is None) else shape
+    multiples = [fact for fact in numbers if isinstance(fact, Multiple)]
+    for texts, steps in _stepped(multiples, is_whole=is_whole):
+        language = narrowed(both(texts, *(_texts(fact) for fact in numbers if _has_texts(fact))))
+        shape = NumberShape(language, steps)
+        if language != NOTHING and not (steps and number_run(shape) is None):
+            yield shape
 
 
 _NUMBER_FACTS = (Above, Below, Whole, Multiple, NumberAmong)
-
-
-def _listed(numbers: frozenset[Decimal]) -> NumberShape | None:
-    if not numbers:
-        return None
-    texts = literals(plain_number(number) for number in numbers)
-    return NumberShape(texts, numbers=numbers)
 
 
 def _fits(number: Decimal, fact: Fact) -> bool:
@@ -130,45 +129,44 @@ def _texts(fact: Fact) -> Term:
         case NumberAmong():
             return complement(spellings(fact.numbers))
         case _:
-            return FRACTIONAL
+            return beyond_step(0)
 
 
-def _stepped(multiples: list[Multiple], is_whole: bool) -> tuple[Term, tuple[Step, ...]]:
+def _stepped(
+    multiples: list[Multiple], *, is_whole: bool
+) -> Iterator[tuple[Term, tuple[Step, ...]]]:
     """The numbers that are multiples of some steps, as texts and what can't be said as texts."""
     wanted = [Fraction(fact.step) for fact in multiples if fact.holds]
+    unwanted = [fact for fact in multiples if not fact.holds]
     if is_whole:
         wanted.append(Fraction(1))
-    texts, num_digits = DECIMALS, None
-    steps: list[Step] = []
     if wanted:
-        common = Fraction(
-            lcm(*(each.numerator * _scale(wanted) // each.denominator for each in wanted)),
-            _scale(wanted),
-        )
+        scale = lcm(*(each.denominator for each in wanted))
+        common = Fraction(lcm(*(int(each * scale) for each in wanted)), scale)
         num_digits = _num_digits(common)
-        modulus = int(common * 10**num_digits)
-        texts = multiples_of_step(num_digits)
-        if modulus > 1:
-            _check_modulus(modulus, multiples)
-            steps.append(Step(modulus, num_digits, holds=True))
-    for fact in multiples:
-        if not fact.holds:
-            step = Fraction(fact.step)
-            if step == 1 and num_digits is None:
-                texts = both(texts, FRACTIONAL)
-                continue
-            steps.append(_without(step, num_digits, fact))
-    return texts, tuple(steps)
+        first = [_step(common, num_digits, multiples, holds=True)]
+    else:
+        num_digits = max((_num_digits(Fraction(fact.step)) for fact in unwanted), default=0)
+        first = []
+        if not unwanted:
+            yield DECIMALS, ()
+            return
+        yield beyond_step(num_digits), ()
+    steps = [
+        *first,
+        *(_step(Fraction(fact.step), num_digits, [fact], holds=False) for fact in unwanted),
+    ]
+    if any(step.modulus == 1 and not step.holds for step in steps):
+        return
+    yield multiples_of_step(num_digits), tuple(step for step in steps if step.modulus > 1)
 
 
-def _without(step: Fraction, num_digits: int | None, fact: Multiple) -> Step:
-    if num_digits is None or _num_digits(step) > num_digits:
-        raise UnsupportedConstraintError(
-            fact.path, "the negation of this can be enforced for whole numbers only"
-        )
+def _step(step: Fraction, num_digits: int, facts: list[Multiple], *, holds: bool) -> Step:
+    """A step in units of the last decimal place that it, or the numbers, may have."""
+    num_digits = max(num_digits, _num_digits(step))
     modulus = int(step * 10**num_digits)
-    _check_modulus(modulus, [fact])
-    return Step(modulus, num_digits, holds=False)
+    _check_modulus(modulus, facts)
+    return Step(modulus, num_digits, holds)
 
 
 def _check_modulus(modulus: int, multiples: list[Multiple]) -> None:
@@ -178,10 +176,6 @@ def _check_modulus(modulus: int, multiples: list[Multiple]) -> None:
             path,
             f"steps with more than {_MAX_MODULUS} remainders can't be enforced; this has {modulus}",
         )
-
-
-def _scale(fractions: list[Fraction]) -> int:
-    return lcm(*(each.denominator for each in fractions))
 
 
 def _num_digits(step: Fraction) -> int:

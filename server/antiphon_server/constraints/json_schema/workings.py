@@ -24,7 +24,7 @@ from antiphon_server.constraints.json_schema.object_shapes import object_shapes
 from antiphon_server.constraints.json_schema.references import References
 from antiphon_server.constraints.json_schema.scalar_shapes import (
     boolean_shape,
-    number_shape,
+    number_shapes,
     string_shape,
 )
 from antiphon_server.constraints.json_schema.shapes import (
@@ -124,8 +124,8 @@ class GoalWorkings:
             yield NullShape()
         if BOOLEAN in case.types and (booleans := boolean_shape(facts)) is not None:
             yield booleans
-        if NUMBER in case.types and (numbers := number_shape(facts)) is not None:
-            yield numbers
+        if NUMBER in case.types:
+            yield from number_shapes(facts)
         if STRING in case.types and (strings := string_shape(facts)) is not None:
             yield strings
         if OBJECT in case.types:

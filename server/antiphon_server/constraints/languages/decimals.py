@@ -36,8 +36,6 @@ INTEGERS: Final = sequence(optional(_MINUS), _WHOLE)
 DECIMALS: Final = sequence(optional(_MINUS), _UNSIGNED)
 NUMBERS: Final = sequence(DECIMALS, optional(_EXPONENT))
 """With exponents as well, of three digits at most."""
-FRACTIONAL: Final = sequence(optional(_MINUS), _WHOLE, _POINT, _ZEROS, _NONZERO, _DIGITS)
-"""The numbers that aren't whole."""
 
 
 def at_least(bound: Decimal, *, strictly: bool) -> Term:
@@ -70,6 +68,12 @@ def multiples_of_step(num_digits: int) -> Term:
         return INTEGERS
     fraction = optional(sequence(_POINT, repeat(_DIGIT, 1, num_digits)))
     return sequence(optional(_MINUS), _WHOLE, fraction)
+
+
+def beyond_step(num_digits: int) -> Term:
+    """Returns the numbers that need more than so many digits behind the point."""
+    shorter = repeat(_DIGIT, num_digits, num_digits)
+    return sequence(optional(_MINUS), _WHOLE, _POINT, shorter, _ZEROS, _NONZERO, _DIGITS)
 
 
 def _spellings_of(value: Decimal) -> Term:

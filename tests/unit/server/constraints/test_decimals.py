@@ -6,10 +6,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from antiphon_server.constraints.languages.decimals import (
-    FRACTIONAL,
     INTEGERS,
     at_least,
     at_most,
+    beyond_step,
     multiples_of_step,
     spellings,
 )
@@ -38,7 +38,7 @@ def test_a_range_has_exactly_the_numbers_on_its_side(bound: Decimal, number: Dec
 
 @given(_NUMBERS)
 def test_whole_and_fractional_numbers_are_told_apart(number: Decimal):
-    assert matches(FRACTIONAL, written(number)) == (number != int(number))
+    assert matches(beyond_step(0), written(number)) == (number != int(number))
     assert matches(INTEGERS, written(number)) == (number == int(number))
 
 

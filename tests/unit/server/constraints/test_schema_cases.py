@@ -45,6 +45,11 @@ def test_a_length_holds_beside_a_pattern_and_beside_a_format():
         ({"minimum": 0.1, "maximum": 0.30, "type": "number"}, ["0.1", "0.30"], ["0.09", "0.31"]),
         ({"minimum": 5, "exclusiveMinimum": True}, ["6", "5.1"], ["5", "5.0"]),
         ({"multipleOf": 0.05, "minimum": 0, "maximum": 1}, ["0.35", "0", "1"], ["0.36", "1.05"]),
+        ({"not": {"multipleOf": 0.5}, "minimum": 0}, ["0.25", "3.7", "1.51"], ["0.5", "2", "1.50"]),
+        ({"type": "integer", "not": {"multipleOf": 1.5}}, ["1", "2", "4"], ["0", "3", "-6"]),
+        ({"multipleOf": 0.3, "not": {"multipleOf": 0.6}}, ["0.3", "0.9"], ["0.6", "0", "0.4"]),
+        ({"anyOf": [{"multipleOf": 7}, {"minimum": 100}]}, ["7", "14", "100.5"], ["8", "99"]),
+        ({"not": {"multipleOf": 1}}, ["0.5"], ["1", "2.0"]),
         ({"type": "integer", "multipleOf": 7}, ["0", "14", "-21", "700"], ["1", "15", "7.0"]),
     ],
 )
