@@ -29,13 +29,13 @@ _UNSIGNED: Final = sequence(_WHOLE, _FRACTION)
 _EXPONENT: Final = sequence(
     choice(literal("e"), literal("E")),
     optional(choice(literal("+"), literal("-"))),
-    repeat(_DIGIT, 1, 3),
+    repeat(_DIGIT, 1, 2),
 )
 
 INTEGERS: Final = sequence(optional(_MINUS), _WHOLE)
 DECIMALS: Final = sequence(optional(_MINUS), _UNSIGNED)
 NUMBERS: Final = sequence(DECIMALS, optional(_EXPONENT))
-"""With exponents as well, of three digits at most."""
+"""With exponents as well, of two digits at most: more would be past what a double holds."""
 
 
 def at_least(bound: Decimal, *, strictly: bool) -> Term:

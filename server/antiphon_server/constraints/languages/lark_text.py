@@ -1,5 +1,6 @@
 """A language as a terminal's right side in a Lark grammar, as it is or inside a JSON string."""
 
+import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Final
@@ -28,6 +29,7 @@ _SHORT_ESCAPES: Final = {
 _ESCAPED: Final = charsets.charset([(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)])
 _UNESCAPED: Final = charsets.negation(_ESCAPED)
 
+_NOT_ITSELF: Final = re.compile("[^0-9A-Za-z]")
 _RARE_MARK: Final = "\ue000"
 
 _SetWriter = Callable[[CharSet], str]
@@ -89,7 +91,7 @@ def _string(term: Term, before: str) -> str:
 
 def escape_regex(text: str) -> str:
     """Returns a regular expression that matches the text."""
-    return "".join(_escape(ord(character)) for character in text)
+    return _NOT_ITSELF.sub(lambda each: _escape(ord(each[0])), text)
 
 
 def _expression(term: Term, write_set: _SetWriter) -> str:
@@ -131,7 +133,9 @@ def _regex(term: Term, write_set: _SetWriter) -> str:
         case Kind.CHARS:
             return write_set(term.chars)
         case Kind.TEXT:
-            return "".join(write_set(((ord(each), ord(each)),)) for each in term.text)
+            return _NOT_ITSELF.sub(
+                lambda each: write_set(((ord(each[0]), ord(each[0])),)), term.text
+            )
         case Kind.SEQUENCE:
             return "".join(_regex(part, write_set) for part in term.parts) or "(?:)"
         case Kind.CHOICE:

@@ -1,11 +1,14 @@
 """Regular languages as values. Equal values are equal languages; the reverse isn't promised."""
 
 import enum
+import re
 from collections.abc import Iterable
 from typing import Final
 
 from antiphon_server.constraints.languages import charsets
 from antiphon_server.constraints.languages.charsets import CharSet
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 class Kind(enum.Enum):
@@ -103,7 +106,7 @@ def one_of(chars: CharSet) -> Term:
 
 def literal(text: str) -> Term:
     """Returns the language of one text; of a lone surrogate, which can't be written: NOTHING."""
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if _SURROGATE.search(text):
         return NOTHING
     if len(text) < 2:
         return one_of(((ord(text), ord(text)),)) if text else EMPTY
