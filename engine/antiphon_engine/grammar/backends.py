@@ -7,6 +7,7 @@ here, with the same libraries, vocabulary and options.
 import threading
 from pathlib import Path
 
+from antiphon_engine.api.errors import StartupError
 from antiphon_engine.api.grammar import Grammar
 from antiphon_engine.api.grammar import GrammarBackend as BackendName
 from antiphon_engine.grammar.base import CompiledGrammar, GrammarBackend
@@ -33,15 +34,27 @@ class Backends:
         return self.build(name)
 
     def build(self, name: BackendName) -> GrammarBackend:
-        """Returns a backend, which takes seconds where nobody has asked for it before."""
+        """Returns a backend, which takes seconds where nobody has asked for it before.
+
+        Raises:
+            StartupError: its library is not there.
+        """
         with self._building:
             backend = self._built.get(name)
             if backend is None:
-                backend = self._built[name] = self._build(name)
+                try:
+                    backend = self._built[name] = self._build(name)
+                except ImportError as error:
+                    raise StartupError(f"{name} can't be loaded: {error}") from error
             return backend
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Compiles a grammar with the backend that it names. Raises GrammarError."""
+        """Compiles a grammar with the backend that it names.
+
+        Raises:
+            GrammarError: It can't be enforced.
+            StartupError: The backend's library is not there.
+        """
         return self[grammar.backend].compile(grammar)
 
     def _build(self, name: BackendName) -> GrammarBackend:

@@ -114,11 +114,10 @@ class GuideMaker:
     def _load_all(self) -> None:
         try:
             backends = self._load()
+            for name in GrammarBackend:
+                backends.build(name)
         except StartupError as error:
-            _log.info("no grammar can be enforced", cause=str(error))
-            return
-        for name in GrammarBackend:
-            backends.build(name)
+            _log.info("not every grammar can be enforced", cause=str(error))
 
     def _prepare(self, request_id: int, request: GenerationRequest) -> Prepared:
         try:
