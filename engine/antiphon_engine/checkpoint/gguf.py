@@ -12,21 +12,21 @@ from typing import Final
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFReader, ReaderTensor
+from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from antiphon_engine.api.errors import StartupError
+from antiphon_engine.checkpoint.gguf_config import ARCHITECTURES, config_of, tokenizer_class
+from antiphon_engine.checkpoint.gguf_file import GgufFile, StoredTensor, read_gguf
 from antiphon_engine.checkpoint.progress import OnProgress
 from antiphon_engine.checkpoint.shards import INDEX_NAME, name_some
 
 _SHARD_BYTES: Final = 2 << 30
 """Of a file that is written; about as much is held in memory."""
-
-_ARCHITECTURES: Final = MappingProxyType({"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"})
 
 _EMBEDDING: Final = "token_embd.weight"
 _OUTPUT: Final = "output.weight"
@@ -57,7 +57,7 @@ class _Entry:
     """A tensor of the file and its name in the checkpoint."""
 
     name: str
-    tensor: ReaderTensor
+    tensor: StoredTensor
     interleaved_heads: int
     """Heads whose rotated pairs lie side by side instead of half a head apart; 0: none."""
 
@@ -74,41 +74,36 @@ def convert(source: Path, target: Path, *, tie: bool, progress: OnProgress) -> N
     Raises:
         StartupError: the file is broken, or its architecture or a tensor isn't supported.
     """
-    reader = _read(source)
-    architecture = _text(reader, "general.architecture")
-    if architecture not in _ARCHITECTURES:
+    file = _read(source)
+    architecture = str(file.facts.get("general.architecture", ""))
+    if architecture not in ARCHITECTURES:
         raise StartupError(
             f"GGUF architecture {architecture!r} is not supported; supported: "
-            + ", ".join(sorted(_ARCHITECTURES))
+            + ", ".join(sorted(ARCHITECTURES))
         )
     progress("read configuration and tokenizer", 0, 0)
-    config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    config = config_of(file, architecture)
+    tokenizer = tokenizer_class(architecture).from_pretrained(source.parent, gguf_file=source.name)
 
-    entries = _entries(reader, architecture, config, tie=tie)
+    entries = _entries(file, architecture, config, tie=tie)
     dtype = _dtype(entries)
     _write_weights(entries, target, dtype, progress=progress)
-    _write_config(config, target, _ARCHITECTURES[architecture], entries, dtype)
+    _write_config(config, target, ARCHITECTURES[architecture], entries, dtype)
     _write_tokenizer(tokenizer, target, config)
-    _write_generation_config(reader, tokenizer, target)
+    _write_generation_config(file, tokenizer, target)
 
 
-def _read(source: Path) -> GGUFReader:
+def _read(source: Path) -> GgufFile:
     try:
-        return GGUFReader(source)
-    except (ValueError, KeyError, IndexError, OSError) as error:
+        return read_gguf(source)
+    except (ValueError, OSError) as error:
         raise StartupError(f"{source} is no whole GGUF file: {error}") from error
 
 
-def _text(reader: GGUFReader, key: str) -> str:
-    field = reader.fields.get(key)
-    return str(field.contents()) if field is not None else ""
-
-
 def _entries(
-    reader: GGUFReader, architecture: str, config: PretrainedConfig, *, tie: bool
+    file: GgufFile, architecture: str, config: PretrainedConfig, *, tie: bool
 ) -> list[_Entry]:
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    tensors = {tensor.name: tensor for tensor in file.tensors}
     if tie and _OUTPUT in tensors:
         tensors[_EMBEDDING] = tensors.pop(_OUTPUT)
     entries, unknown = [], []
@@ -139,7 +134,7 @@ def _target_name(name: str) -> str | None:
 
 def _dtype(entries: Sequence[_Entry]) -> torch.dtype:
     """Returns what holds the matrices without loss where they are plain; else bfloat16."""
-    types = {entry.tensor.tensor_type for entry in entries if len(entry.tensor.shape) > 1}
+    types = {entry.tensor.kind for entry in entries if len(entry.tensor.shape) > 1}
     if GGMLQuantizationType.F32 in types:
         return torch.float32
     if GGMLQuantizationType.F16 in types:
@@ -166,7 +161,7 @@ def _write_weights(
         save_file(tensors, target / file, {"format": "pt"})
         weight_map |= dict.fromkeys(tensors, file)
     if len(shards) > 1:
-        size_bytes = sum(int(entry.tensor.n_elements) for entry in entries) * dtype.itemsize
+        size_bytes = sum(entry.tensor.num_values for entry in entries) * dtype.itemsize
         _write_json(
             target / INDEX_NAME, {"metadata": {"total_size": size_bytes}, "weight_map": weight_map}
         )
@@ -176,7 +171,7 @@ def _divide(entries: Sequence[_Entry], dtype: torch.dtype) -> Iterator[list[_Ent
     shard: list[_Entry] = []
     size_bytes = 0
     for entry in entries:
-        entry_bytes = int(entry.tensor.n_elements) * dtype.itemsize
+        entry_bytes = entry.tensor.num_values * dtype.itemsize
         if shard and size_bytes + entry_bytes > _SHARD_BYTES:
             yield shard
             shard, size_bytes = [], 0
@@ -187,9 +182,9 @@ def _divide(entries: Sequence[_Entry], dtype: torch.dtype) -> Iterator[list[_Ent
 
 def _expand(entry: _Entry) -> Tensor:
     try:
-        weights: NDArray[np.float32] = dequantize(entry.tensor.data, entry.tensor.tensor_type)
+        weights: NDArray[np.float32] = dequantize(entry.tensor.data, entry.tensor.kind)
     except NotImplementedError as error:
-        kind = entry.tensor.tensor_type.name
+        kind = entry.tensor.kind.name
         raise StartupError(f"{entry.tensor.name} is quantized as {kind}: not supported") from error
     weights = weights.astype(np.float32)
     if entry.interleaved_heads:
@@ -222,12 +217,12 @@ def _write_tokenizer(
 
 
 def _write_generation_config(
-    reader: GGUFReader, tokenizer: PreTrainedTokenizerBase, target: Path
+    file: GgufFile, tokenizer: PreTrainedTokenizerBase, target: Path
 ) -> None:
     """Writes every end id: chats end with one, plain texts with another."""
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
-    fields = [reader.fields.get(f"tokenizer.ggml.{key}") for key in keys]
-    end_ids = [int(field.contents()) for field in fields if field is not None]
+    facts = [file.facts.get(f"tokenizer.ggml.{key}") for key in keys]
+    end_ids = [int(fact) for fact in facts if fact is not None]
     vocabulary: Mapping[str, int] = tokenizer.get_vocab()
     if "<|endoftext|>" in vocabulary:
         end_ids.append(vocabulary["<|endoftext|>"])
