@@ -1,5 +1,6 @@
 """The configuration of a GGUF file's model, as transformers has it."""
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -8,15 +9,17 @@ from transformers import (
     PretrainedConfig,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
-    Qwen2Tokenizer,
 )
+from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
 from antiphon_engine.checkpoint.gguf_file import GgufFile, Scalar
 
 ARCHITECTURES: Final = MappingProxyType({"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"})
 """Those that are converted, and what transformers calls them."""
 
-_TOKENIZERS: Final = MappingProxyType({"llama": PreTrainedTokenizerFast, "qwen2": Qwen2Tokenizer})
+_TOKENIZERS: Final[Mapping[str, type[PreTrainedTokenizerBase]]] = MappingProxyType(
+    {"llama": PreTrainedTokenizerFast, "qwen2": Qwen2Tokenizer}
+)
 _OF_THE_MODEL: Final = MappingProxyType(
     {
         "context_length": "max_position_embeddings",

@@ -37,9 +37,7 @@ _SCALARS: Final = MappingProxyType(
         GGUFValueType.FLOAT64: "<d",
     }
 )
-_PLAIN: Final = MappingProxyType(
-    {GGMLQuantizationType.F32: np.dtype("<f4"), GGMLQuantizationType.F16: np.dtype("<f2")}
-)
+_PLAIN: Final = MappingProxyType({GGMLQuantizationType.F32: "<f4", GGMLQuantizationType.F16: "<f2"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +114,7 @@ class _Cursor:
     """A place in the content, which reading moves on."""
 
     def __init__(self, content: NDArray[np.uint8]) -> None:
-        self._bytes = memoryview(content)
+        self._bytes = content.data
         self.offset = 0
 
     def integer(self, form: str) -> int:
@@ -181,9 +179,9 @@ class _Place:
     def tensor(self, content: NDArray[np.uint8], start: int) -> StoredTensor:
         """Returns the tensor; `start` is where all tensors begin."""
         shape = tuple(self.shape)
-        plain = _PLAIN.get(self.kind)
-        stored = shape if plain else quant_shape_to_byte_shape(shape, self.kind)
-        dtype = plain or np.dtype(np.uint8)
+        is_plain = self.kind in _PLAIN
+        stored = shape if is_plain else quant_shape_to_byte_shape(shape, self.kind)
+        dtype = np.dtype(_PLAIN[self.kind] if is_plain else "u1")
         begin = start + self.offset
         end = begin + int(np.prod(stored, dtype=np.int64)) * dtype.itemsize
         if end > len(content):
