@@ -121,6 +121,7 @@ async def measure_cost(client: Client, prompts: Prompts, args: argparse.Namespac
             num_tokens = sum(each.num_tokens for each in done)
             assert num_tokens == args.streams * args.tokens, [(e.end, e.message) for e in done]
             costs[kind] = (server_cpu_s() - before_s) / num_tokens * 1e3
+        print(f"pair {pair}: " + ", ".join(f"{each} {costs[each]:.3f} s" for each in costs))
         if pair >= 0:
             ratios.append(costs["guided"] / costs["free"] - 1)
             for kind, cost in costs.items():
