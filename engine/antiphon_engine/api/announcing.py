@@ -4,9 +4,9 @@ import asyncio
 import math
 from typing import Final, Protocol
 
-LATE_NS: Final = 8_000_000
+LATE_NS: Final = 4_000_000
 """A step that is read so long after its end tells of a loop that is behind."""
-EARLY_NS: Final = 3_000_000
+EARLY_NS: Final = 1_500_000
 """One that is read sooner tells of a loop that keeps up."""
 ALWAYS_AT_ONCE: Final = 32
 """So few streams are never what keeps the loop."""
