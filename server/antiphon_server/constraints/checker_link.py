@@ -23,7 +23,6 @@ from antiphon_server.constraints.check_messages import (
 )
 
 _STANDARD_ERROR: Final = 2
-_LOW_PRIORITY: Final = 10
 _FIRST_RESTART_DELAY_S: Final = 0.1
 _LAST_RESTART_DELAY_S: Final = 30.0
 
@@ -153,9 +152,6 @@ class CheckerLink:
         finally:
             theirs.close()
         self._process_id = process.pid
-        # What streams wait for comes first, wherever both need the processor.
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, _LOW_PRIORITY)
         connection: _Connection | None = None
         try:
             connection = self._connection = await _Connection.open(ours, self._take)

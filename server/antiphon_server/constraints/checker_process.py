@@ -3,6 +3,7 @@
 It compiles with the engine's own backends, so what it takes the engine will take.
 """
 
+import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from antiphon_server.constraints.json_schema import PlanLimits
 from antiphon_server.constraints.supervisor import Supervisor
 from antiphon_server.constraints.workers import Work
 
+_LOWER_PRIORITY: Final = 10
 _MAX_START_BYTES: Final = 1 << 20
 
 
@@ -33,9 +35,11 @@ def run(arguments: Sequence[str], load: Callable[[CheckerStart], Work]) -> None:
     """
     link = link_of_this_process(arguments)
     start = _read_start(sys.stdin.buffer)
-    supervisor = Supervisor(
-        link, load(start), num_workers=start.num_workers, limits=start.worker_limits
-    )
+    work = load(start)
+    # What streams wait for comes first, wherever both need the processor. Not before: whoever comes
+    # first waits for what is loaded.
+    os.nice(_LOWER_PRIORITY)
+    supervisor = Supervisor(link, work, num_workers=start.num_workers, limits=start.worker_limits)
     _run_to_the_end(supervisor, link)
 
 
