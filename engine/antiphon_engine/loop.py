@@ -285,9 +285,11 @@ class EngineLoop:
             time.sleep(self._settings.delay_commit_s)
         executed_ns = self._clock_ns()
         self._core.commit(flight.step_id)
-        end_ns = self._clock_ns()
+        committed_ns = self._clock_ns()
         plan = self._executor.buffers(flight.set_index)
         self._guidance.note_tokens(plan)
+        # Not before all work on it but the telling: the front end goes by how late it reads it.
+        end_ns = self._clock_ns()
         news = collect_news(
             plan,
             flight.logprobs,
@@ -296,7 +298,7 @@ class EngineLoop:
             end_ns=end_ns,
         )
         self._link.send(news)
-        self._schedule_time_ns = flight.plan_time_ns + end_ns - executed_ns
+        self._schedule_time_ns = flight.plan_time_ns + committed_ns - executed_ns
         now_ns = self._clock_ns()
         # Steps that overlap take the time from one's end to the next's.
         self._step_time_ns = now_ns - max(flight.start_ns, self._retired_ns)
