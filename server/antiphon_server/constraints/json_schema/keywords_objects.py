@@ -133,7 +133,8 @@ def _dependency_keyword(keyword: str) -> Keyword:
                 if isinstance(needed, SchemaNode)
                 else Present(needed)
             )
-            options: tuple[Option, ...] = ((Absent(name),), (Present((name,)), consequence))
+            # What is needed is told of first, so that it comes first.
+            options: tuple[Option, ...] = ((Absent(name),), (consequence, Present((name,))))
             parts.append(OneOf(options, node.pointer))
         return tuple(parts)
 
