@@ -150,6 +150,10 @@ def _schema(grammar: Grammar) -> str:
         raise GrammarError(
             ErrorReason.UNSUPPORTED_CONSTRAINT, f"The schema is no JSON: {error}."
         ) from error
+    except RecursionError as error:
+        raise GrammarError(
+            ErrorReason.CONSTRAINT_TOO_COMPLEX, "The schema is nested too deep; flatten it."
+        ) from error
     if not isinstance(schema, dict):
         schema = {} if schema is True else {"not": {}}
     options: dict[str, object] = {

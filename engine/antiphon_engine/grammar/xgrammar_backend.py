@@ -19,6 +19,9 @@ _NEVER_TEXT = b"\xff"
 """No text has this byte: a token that begins with it is met by its id alone."""
 _LOG_PLACE = re.compile(r"^\[[^\]]*\] \S+:\d+: (Check failed: \([^)]*\)+ is false: )?")
 
+_FAULTS = (RuntimeError, ValueError, TypeError, OverflowError, MemoryError)
+"""What the library raises, all of it from native code."""
+
 
 class XgrammarMatcher:
     """See Matcher."""
@@ -28,7 +31,11 @@ class XgrammarMatcher:
 
     def accept(self, token_id: int) -> None:
         """See Matcher."""
-        if not self.matcher.accept_token(token_id):
+        try:
+            accepted = self.matcher.accept_token(token_id)
+        except _FAULTS as error:
+            raise _internal(error) from error
+        if not accepted:
             raise GrammarError(
                 ErrorReason.INTERNAL, f"Token {token_id} was drawn and the grammar has no place."
             )
@@ -102,16 +109,18 @@ class XgrammarBackend:
             )
         try:
             return XgrammarCompiled(compile_kind())
-        except (RuntimeError, ValueError) as error:
-            message = _LOG_PLACE.sub("", str(error)).strip()
-            raise GrammarError(ErrorReason.UNSUPPORTED_CONSTRAINT, message) from error
+        except _FAULTS as error:
+            raise GrammarError(ErrorReason.UNSUPPORTED_CONSTRAINT, _text(error)) from error
 
     def fill(
         self, matchers: Sequence[Matcher], masks: NDArray[np.int32], rows: Sequence[int]
     ) -> list[GrammarError | None]:
         """See GrammarBackend."""
         inner = [cast(XgrammarMatcher, matcher).matcher for matcher in matchers]
-        self._batch.batch_fill_next_token_bitmask(inner, masks, list(rows))
+        try:
+            self._batch.batch_fill_next_token_bitmask(inner, masks, list(rows))
+        except _FAULTS as error:
+            return [_internal(error)] * len(inner)
         # The library leaves the bits behind the end as it likes.
         masks[rows, -1] &= self._last_word
         return [None] * len(inner)
@@ -131,3 +140,11 @@ class XgrammarBackend:
         return self._compiler.compile_json_schema(
             grammar.text, any_whitespace=False, separators=(",", ":"), strict_mode=False
         )
+
+
+def _internal(error: BaseException) -> GrammarError:
+    return GrammarError(ErrorReason.INTERNAL, f"The constraint's matcher failed: {_text(error)}")
+
+
+def _text(error: BaseException) -> str:
+    return _LOG_PLACE.sub("", str(error)).strip()

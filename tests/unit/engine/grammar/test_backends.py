@@ -1,5 +1,6 @@
 """Both backends: masks, ends, blanks, errors, over vocabularies of both spellings."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -232,3 +233,26 @@ def test_an_added_token_that_shows_is_written_by_its_text(
     say(backends, matcher, "7</tool_call>")
 
     assert matcher.may_end()
+
+
+@each_backend
+@pytest.mark.parametrize("text", ["{", "[]", '{"type":"nope"}'])
+def test_a_broken_schema_is_refused(backends: Backends, name: GrammarBackend, text: str) -> None:
+    broken = Grammar(backend=name, kind=GrammarKind.JSON_SCHEMA, text=text)
+
+    with pytest.raises(GrammarError) as caught:
+        backends.compile(broken)
+
+    assert caught.value.reason == ErrorReason.UNSUPPORTED_CONSTRAINT
+
+
+@each_backend
+def test_a_schema_that_is_too_deep_to_read_breaks_nothing(
+    backends: Backends, name: GrammarBackend
+) -> None:
+    deep = '{"not":' * 3000 + "{}" + "}" * 3000
+
+    with contextlib.suppress(GrammarError):
+        backends.compile(Grammar(backend=name, kind=GrammarKind.JSON_SCHEMA, text=deep))
+
+    assert backends.compile(regex("[0-9]", name)).matcher()
