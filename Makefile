@@ -13,6 +13,8 @@ CLIENTS ?= 6
 RUNS ?= 100000
 COUNT ?= 10000
 # Bytecode of the thousands of files that nothing imports would take longer than the downloads.
+# Many tests wait for what other processes do, so one more than there are cores.
+WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
 PIP_INSTALL = $(BIN)/pip install --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
 
 .PHONY: help setup native serve check check-protos format test stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-grammar bench-guided bench-policies bench-sessions bench-tenants clean
@@ -48,8 +50,8 @@ format: $(VENV)/.dev    ## Rewrites the sources in the project's style
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format . && $(BIN)/buf format -w protos
 	find $(CXX_FILES) -name '*.cc' -o -name '*.h' | xargs $(BIN)/clang-format -i
 
-test: setup      ## Runs the Python tests, a file at a time on each core; ARGS="-n 0 …" takes one process
-	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+test: setup      ## Runs the Python tests, a file at a time in each of WORKERS processes; ARGS="-n 0 …" takes one
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 stress: setup    ## Runs the tests with random lives 25 times as often: minutes
 	$(BIN)/pytest --scale 25 --timeout 1200 tests/integration/cases/test_scheduling_cancellations.py \
@@ -127,10 +129,13 @@ $(VENV)/.build: $(BIN)/python pyproject.toml
 	touch $@
 
 # Dependencies first, by name and not quiet, so that the progress bars of the large ones are seen.
+# xgrammar asks for triton, a gigabyte that it needs on GPUs only; torch's builds for those bring it.
 $(VENV)/.serve: $(VENV)/.build $(CONSTRAINTS)
 	@echo 'Installing what the server needs (torch and the default model are about 700 MB) ...'
-	$(BIN)/python native/cmake/dependencies.py serve demo > $(VENV)/requirements.txt
+	$(BIN)/python native/cmake/dependencies.py serve demo | grep -v '^xgrammar' > $(VENV)/requirements.txt
 	$(PIP_INSTALL) --progress-bar on -r $(VENV)/requirements.txt
+	$(BIN)/python native/cmake/dependencies.py serve | grep '^xgrammar' > $(VENV)/alone.txt
+	$(PIP_INSTALL) --quiet --no-deps apache-tvm-ffi -r $(VENV)/alone.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve

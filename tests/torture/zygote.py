@@ -5,6 +5,7 @@ as lines to standard output. Orphans of dead front ends become its children, so 
 """
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -49,6 +50,9 @@ def serve_commands() -> None:
     """Forks front ends and lists children until standard input ends; ends them all then."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGCHLD, _reap)
+    # Its forks would look at all of this again, and copy it by that.
+    gc.collect()
+    gc.freeze()
     assert threading.active_count() == 1, "a process with threads must not fork"
     for line in sys.stdin:
         command, _, rest = line.strip().partition(" ")
