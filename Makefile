@@ -10,6 +10,7 @@ CXX_FILES := native tests/native tests/bench
 REQUESTS ?= 1000000
 KILLS ?= 2000
 CLIENTS ?= 6
+SERVERS ?= 1
 RUNS ?= 100000
 COUNT ?= 10000
 # Bytecode of the thousands of files that nothing imports would take longer than the downloads.
@@ -60,9 +61,9 @@ stress: setup    ## Runs the tests with random lives 25 times as often: minutes
 	  tests/property/test_core_metamorphic.py tests/property/test_core_properties.py \
 	  tests/property/test_schema_promises.py $(ARGS)
 
-torture: setup   ## Kills a server KILLS (2000) times while CLIENTS (6) talk to it; REAL=1: with the real engine; SEED=…
+torture: setup   ## Kills a server KILLS (2000) times while CLIENTS (6) talk to it; REAL=1: with the real engine; SERVERS=…; SEED=…
 	$(BIN)/python tests/torture/run.py --kills $(KILLS) --clients $(CLIENTS) \
-	  $(if $(SEED),--seed $(SEED)) $(if $(REAL),--real) $(ARGS)
+	  --servers $(SERVERS) $(if $(SEED),--seed $(SEED)) $(if $(REAL),--real) $(ARGS)
 
 test-native: $(NATIVE_BUILD)/.configured    ## Runs the C++ tests under the address and undefined-behaviour sanitizers
 	$(BIN)/cmake --build $(NATIVE_BUILD)

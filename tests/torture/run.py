@@ -22,6 +22,7 @@ from torture.calls import RefusedError
 from torture.client import Client
 from torture.killer import Killer
 from torture.plans import Scale
+from torture.side_by_side import torture_side_by_side
 from torture.tally import Kind, Tally, ViolationError
 from torture.victim import Victim
 
@@ -190,7 +191,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
     parser.add_argument("--real", action="store_true", help="with the real engine")
     parser.add_argument("--keep", type=Path, help="a folder for store and log, which stay")
+    parser.add_argument(
+        "--servers", type=int, default=1, help="so many at once, which share the kills"
+    )
     options = parser.parse_args(arguments)
+    if options.servers > 1:
+        if options.keep:
+            parser.error("--keep takes what one server leaves; leave it out with --servers")
+        figures, good = torture_side_by_side(
+            min(options.servers, options.kills),
+            num_kills=options.kills,
+            seed=options.seed,
+            arguments=[f"--clients={options.clients}", *(["--real"] if options.real else [])],
+        )
+        print(json.dumps(figures))
+        return 0 if good else 1
     spec = Torture(
         num_kills=options.kills, num_clients=options.clients, seed=options.seed, real=options.real
     )
