@@ -30,7 +30,7 @@ _SLICES = [
 _EXCERPT = re.compile(r"\s*(\d+ \|.*|\^|<.*)?$")
 """Lines of a message that show a grammar's lines, or what the library says of itself."""
 _BYTES_PER_CHARACTER = 64
-_TOO_COMPLEX = ("too complex", "too big", "too large", "limit", "fuel")
+_TOO_COMPLEX = ("too complex", "too big", "too large", "too many", "limit", "fuel")
 _LIMITS = LLParserLimits(step_lexer_fuel=200_000, step_max_items=50_000, verbose_errors=False)
 
 

@@ -1,0 +1,38 @@
+"""Grammars that outgrow what a matcher may take: whose fault that is said to be."""
+
+import random
+
+import numpy as np
+import pytest
+
+from antiphon_engine.api.errors import ErrorReason
+from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
+from antiphon_engine.grammar.backends import Backends
+from antiphon_engine.grammar.base import GrammarError, mask_words
+from antiphon_engine.grammar.vocabulary import Vocabulary
+
+NUM_BYTES = 256
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"((x{1,500}){1,500}){1,500}", r"(\p{L}{0,200}\d{0,200}){0,200}"]
+)
+def test_a_pattern_that_grows_without_bound_is_too_complex(pattern: str):
+    tokens = tuple(bytes([value]) for value in range(NUM_BYTES))
+    backends = Backends(Vocabulary(tokens=tokens, control_ids=frozenset()))
+    backend = backends[GrammarBackend.LLGUIDANCE]
+    grammar = Grammar(backend=GrammarBackend.LLGUIDANCE, kind=GrammarKind.REGEX, text=pattern)
+    masks = np.zeros((1, mask_words(NUM_BYTES)), dtype=np.int32)
+    chooser = random.Random(1)
+
+    def follow() -> None:
+        matcher = backends.compile(grammar).matcher()
+        for _ in range(400):
+            (fault,) = backend.fill([matcher], masks, [0])
+            if fault is not None:
+                raise fault
+            matcher.accept(ord("x") if "x" in pattern else chooser.choice(b"abc019"))
+
+    with pytest.raises(GrammarError) as raised:
+        follow()
+    assert raised.value.reason is ErrorReason.CONSTRAINT_TOO_COMPLEX
