@@ -14,6 +14,7 @@ Prints a table, and as the last line one JSON object.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import statistics
@@ -34,7 +35,7 @@ from bench.serving import Prompts, fixed_length, started_server
 from support.json_spellings import Json, Spelling, write
 from support.random_schemas import SchemaMaker
 from support.schema_cases import read_maskbench
-from support.schema_oracle import SchemaOracle
+from support.schema_oracle import SchemaOracle, Undecidable
 
 PARTS = ("cost", "hostile", "truth")
 LIMIT_S = 300.0
@@ -203,11 +204,13 @@ async def measure_truth(client: Client, args: argparse.Namespace) -> Figures:
 
 
 def _varied_schemas(path: Path, chooser: random.Random) -> Iterator[Json]:
-    """Yields schemas without end: of a file and random ones, in turn."""
+    """Yields schemas without end: of a file and random ones, such as can be validated."""
     of_file = [case.schema for case in read_maskbench(path)]
     while True:
-        yield chooser.choice(of_file)
-        yield SchemaMaker(chooser).make()
+        for schema in (chooser.choice(of_file), SchemaMaker(chooser).make()):
+            with contextlib.suppress(Undecidable):
+                SchemaOracle(schema)
+                yield schema
 
 
 async def measure(target: str, args: argparse.Namespace) -> Figures:
