@@ -115,7 +115,8 @@ async def _start(
     try:
         progress.end()
         model = served_model(config, text, engine)
-        model.checker.start()
+        if config.constraints.load_at_start:
+            model.checker.start()
         await server.open([model])
         # All of this stays: collections that looked at it again would hold streams up.
         gc.collect()

@@ -68,6 +68,7 @@ class Runner:
                 *("--model", str(self.checkpoint), "--store", str(store)),
                 *("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"),
                 *("--set", "engine.kv_cache_tokens=4096", "--set", "engine.num_threads=1"),
+                *("--set", "constraints.load_at_start=false"),
                 *flags,
             ],
             env={**_environment(), "HOME": str(self.directory), **dict(environ)},
@@ -112,6 +113,11 @@ def address_in(line: str) -> str:
 def engines_of(process_id: int) -> list[int]:
     """Returns the ids of a server's engine processes: its children that check no constraints."""
     return [child for child in children_of(process_id) if not _checks_constraints(child)]
+
+
+def checkers_of(process_id: int) -> list[int]:
+    """Returns the ids of a server's processes that check constraints."""
+    return [child for child in children_of(process_id) if _checks_constraints(child)]
 
 
 def _checks_constraints(process_id: int) -> bool:

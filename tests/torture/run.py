@@ -33,6 +33,8 @@ _SETTINGS = (
     # Turns are short: most that are struck shall have a checkpoint.
     "sessions.checkpoint_tokens=4",
     "sessions.checkpoint_interval_s=0.02",
+    # Nothing is constrained, and each start would pay for it.
+    "constraints.load_at_start=false",
 )
 _CONTEXT_TOKENS = 200_000
 _CALM_END_S = 4.0

@@ -16,7 +16,7 @@ from antiphon.v1 import (
 )
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from support.serve_command import Runner, address_in, engines_of, serve_runner
+from support.serve_command import Runner, address_in, checkers_of, engines_of, serve_runner
 from support.tiny_checkpoints import make_checkpoint
 from support.tiny_tokenizers import save_byte_level_tokenizer
 
@@ -54,6 +54,16 @@ def wait_serving(channel: grpc.Channel) -> None:
     while next(watch).status != health_pb2.HealthCheckResponse.SERVING:
         pass
     watch.cancel()
+
+
+@pytest.mark.parametrize(("at_start", "num_checkers"), [("true", 1), ("false", 0)])
+def test_checker_starts_with_the_server_unless_told_otherwise(
+    runner: Runner, at_start: str, num_checkers: int
+) -> None:
+    command = runner.start("--set", f"constraints.load_at_start={at_start}")
+    command.read_address()
+
+    assert len(checkers_of(command.process.pid)) == num_checkers
 
 
 def test_server_says_where_it_serves_answers_and_ends_with_zero(runner: Runner) -> None:
