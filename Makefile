@@ -18,7 +18,7 @@ COUNT ?= 10000
 WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
 PIP_INSTALL = $(BIN)/pip install --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
 
-.PHONY: help setup native serve check check-protos format test stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-grammar bench-guided bench-policies bench-sessions bench-tenants clean
+.PHONY: help setup native serve check check-protos format test test-device stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-grammar bench-guided bench-policies bench-sessions bench-tenants clean
 .DEFAULT_GOAL := help
 # A virtual environment that was left half made is made again.
 .DELETE_ON_ERROR:
@@ -52,7 +52,10 @@ format: $(VENV)/.dev    ## Rewrites the sources in the project's style
 	find $(CXX_FILES) -name '*.cc' -o -name '*.h' | xargs $(BIN)/clang-format -i
 
 test: setup      ## Runs the Python tests, a file at a time in each of WORKERS processes; ARGS="-n 0 …" takes one
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not device' $(ARGS)
+
+test-device: setup    ## Runs the tests that need an accelerator
+	$(BIN)/pytest -n 0 -m device $(ARGS)
 
 stress: setup    ## Runs the tests with random lives 25 times as often: minutes
 	$(BIN)/pytest --scale 25 --timeout 1200 tests/integration/cases/test_scheduling_cancellations.py \

@@ -103,6 +103,8 @@ RULES: Final[Mapping[str, Range | Choice]] = {
     "engine.onload_cost_tokens": _TOKENS_OF_WORK,
     "engine.onload_block_cost_tokens": _TOKENS_OF_WORK,
     "engine.num_kv_events": Range(0, 1 << 24),
+    "engine.grammar_cache_bytes": _BYTES,
+    "engine.grammar_step_limit_ms": Range(1, 60_000),
     "engine.stall_limit_s": _DELAY,
     "engine.restart_delay_s": _DELAY,
     "engine.fault_pause_every": _STEPS,

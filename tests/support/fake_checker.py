@@ -76,7 +76,7 @@ def _act(word: str, rest: str) -> None:
         case "grow":
             held = []
             while True:
-                held.append(bytearray(1 << 24))
+                held.append(bytes(1 << 24))  # Not written to, so memory ends before time.
         case "crash":
             ctypes.string_at(0)
         case "once":  # Ends its worker from outside, as far as that can tell, the first time.

@@ -109,7 +109,8 @@ async def test_prompt_that_was_given_up_is_answered_as_if_for_the_first_time(
 
         cached = answer.usage.cached_prompt_tokens
         assert answer.outputs == cold[i % 2].outputs
-        assert cached % BLOCK_TOKENS == 0
+        # Whole blocks, or all but the last token where the prompt was done before it was given up.
+        assert cached % BLOCK_TOKENS == 0 or cached == PROMPT_TOKENS - 1
         # The second computed all that it didn't reuse: what it reused, the first had computed.
         assert cached <= num_computed - (PROMPT_TOKENS - cached)
         hits.add(cached)

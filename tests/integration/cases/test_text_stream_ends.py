@@ -21,11 +21,9 @@ from antiphon.v1.session_pb2 import (
 )
 from antiphon.v1.types_pb2 import (
     ChatMessage,
-    Constraint,
     FinishReason,
     GenerationConfig,
     Item,
-    JsonObject,
     Output,
     OutputOptions,
     Prompt,
@@ -308,12 +306,12 @@ async def test_deadline_ends_the_call_with_its_status_alone(
 
 
 @pytest.mark.parametrize("num_outputs", [1, 3])
-async def test_constraint_is_refused_by_name_before_anything_comes(
+async def test_what_is_not_built_is_refused_by_name_before_anything_comes(
     tiny: RunningServer, num_outputs: int
 ) -> None:
     request = GenerateRequest(
         prompt=Prompt(token_ids=TokenIds(ids=PROMPT)),
-        config=GenerationConfig(constraint=Constraint(json_object=JsonObject())),
+        config=GenerationConfig(adapter="models/tiny/adapters/none"),
         num_outputs=num_outputs,
     )
     for call in (
@@ -323,4 +321,4 @@ async def test_constraint_is_refused_by_name_before_anything_comes(
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call
         assert details_of(caught.value)["ErrorInfo"].reason == "UNSUPPORTED_FEATURE"
-        assert "config.constraint" in (caught.value.details() or "")
+        assert "config.adapter" in (caught.value.details() or "")

@@ -199,7 +199,7 @@ async def test_light_calls_are_answered_while_streams_queue_and_text_work_are_fu
     assert set(statuses) == {SERVING}
     assert (stats.num_running, stats.num_waiting) == (NUM_ROWS, MAX_QUEUED)
     assert refusal == "OVERLOADED"
-    assert work.reasons == {"UNSUPPORTED_FEATURE"}
+    assert work.reasons == {"INVALID_FIELD"}
     # Behind the texts, no more would have been answered than there were texts.
     assert len(statuses) > 2 * NUM_ENCODED
     assert not watch.done()

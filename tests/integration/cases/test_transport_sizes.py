@@ -123,7 +123,7 @@ async def test_prompt_under_the_limit_is_answered_for_what_it_is(
     assert "512" in error.details()
 
 
-async def test_large_schema_is_refused_for_being_a_constraint_and_not_for_its_size(
+async def test_large_schema_is_refused_for_its_size_by_name(
     tiny: RunningServer,
 ) -> None:
     schema = '{"description": "%s"}' % ("x" * 5_000_000)
@@ -134,9 +134,9 @@ async def test_large_schema_is_refused_for_being_a_constraint_and_not_for_its_si
 
     error = await refusal_of(tiny.inference.Generate(request, timeout=LIMIT_S))
 
-    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert details_of(error)["ErrorInfo"].reason == "UNSUPPORTED_FEATURE"
-    assert "constraint" in error.details()
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "config.constraint.json_schema" in error.details()
+    assert "262144" in error.details()
 
 
 async def test_history_of_more_than_a_message_comes_in_pages(tiny: RunningServer) -> None:

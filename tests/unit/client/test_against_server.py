@@ -124,13 +124,13 @@ async def test_a_wrong_field_is_named(client):
 
 
 async def test_what_is_not_built_is_refused_by_name(client):
-    config = types_pb2.GenerationConfig(constraint=types_pb2.Constraint(regex="a+"))
+    config = types_pb2.GenerationConfig(adapter="models/tiny/adapters/none")
 
     with pytest.raises(Unimplemented) as caught:
         await client.generate("hello", config)
 
     assert caught.value.reason == "UNSUPPORTED_FEATURE"
-    assert "constraint" in caught.value.message
+    assert "adapter" in caught.value.message
 
 
 async def test_text_goes_to_tokens_and_back(client):

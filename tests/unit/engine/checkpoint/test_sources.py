@@ -232,7 +232,7 @@ def test_gguf_is_converted_again_when_it_has_changed(tmp_path, cache):
     ("script", "message"),
     [
         ('print(\'{"error": "no such tensor"}\'); raise SystemExit(1)', "no such tensor"),
-        ("print('about to die'); import os; os.kill(os.getpid(), 9)", "about to die"),
+        ("print('about to die', flush=True); import os; os.kill(os.getpid(), 9)", "about to die"),
         ("raise SystemExit(3)", "without a word"),
         ("print('fine')", "fine"),
         (

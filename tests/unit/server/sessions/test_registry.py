@@ -11,7 +11,7 @@ from antiphon.v1.session_pb2 import (
     Turn,
     UpdateSessionRequest,
 )
-from antiphon.v1.types_pb2 import Constraint, GenerationConfig, JsonObject, StopConditions, Tool
+from antiphon.v1.types_pb2 import GenerationConfig, StopConditions, Tool
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -114,9 +114,7 @@ async def test_an_id_is_drawn_where_none_is_given(bench: SessionBench):
         ),
         (
             CreateSessionRequest(
-                session=Session(
-                    defaults=GenerationConfig(constraint=Constraint(json_object=JsonObject()))
-                )
+                session=Session(defaults=GenerationConfig(adapter="models/tiny/adapters/none"))
             ),
             "UNSUPPORTED_FEATURE",
             "",
