@@ -108,7 +108,9 @@ class _Zygote:
 
     def _accept(self) -> None:
         launcher, _ = self._listener.accept()
-        said, files, _, _ = socket.recv_fds(launcher, _MAX_REQUEST_BYTES, _NUM_FILES)
+        said, files = b"", list[int]()
+        with contextlib.suppress(ConnectionResetError):
+            said, files, _, _ = socket.recv_fds(launcher, _MAX_REQUEST_BYTES, _NUM_FILES)
         if len(files) < _NUM_FILES:  # It was killed before it could say what it wants.
             launcher.close()
             return
@@ -124,6 +126,8 @@ class _Zygote:
 
     def _kill(self, launcher: socket.socket) -> None:
         """Kills the engine whose launcher has ended."""
+        if launcher not in self._engine_ids:
+            return  # Both ended at once, and the engine was seen first.
         self._selector.unregister(launcher)
         os.kill(self._engine_ids[launcher], signal.SIGKILL)
 
@@ -134,7 +138,7 @@ class _Zygote:
         _, status = os.waitpid(self._engine_ids.pop(launcher), 0)
         if launcher in self._selector.get_map():
             self._selector.unregister(launcher)
-            with contextlib.suppress(BrokenPipeError):
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 launcher.send(str(os.waitstatus_to_exitcode(status)).encode())
         launcher.close()
 
