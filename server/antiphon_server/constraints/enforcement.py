@@ -10,6 +10,7 @@ from antiphon_server.constraints.reading import read_constraint
 from antiphon_server.constraints.request import CheckedConstraint
 from antiphon_server.constraints.tools import tools_constraint
 from antiphon_server.served_model import ServedModel
+from antiphon_server.validation_tools import check_tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +39,16 @@ async def constraint_of(
         config: Checked, but for what is inside of its constraint.
         model: What generates.
         path: The config's, for refusals.
-        offer: Checked, but for the tools' schemas. Calls must keep to those.
+        offer: What calls must keep to.
         waits: Whether the check waits for its place in line, as it does for what was let in before.
 
     Raises:
-        AntiphonError: it can't be enforced, or not be checked now.
+        InvalidRequest: a tool's field is at fault.
+        AntiphonError: it can't be enforced, or not be checked now; the model takes no tools.
     """
     request = read_constraint(config.constraint, limits=model.limits.constraints)
     if request is None and offer.tools:
+        check_tools(offer.tools, f"{offer.path}.tools", model=model)
         calls = tools_constraint(config.tool_choice, offer.tools, model)
         return await model.checker.check(calls, path=offer.path, waits=waits)
     if request is None:

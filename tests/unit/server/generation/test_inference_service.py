@@ -158,6 +158,11 @@ async def test_prompt_ids_are_reported_on_request(setup: Setup, text: TextSide) 
             "UNSUPPORTED_FEATURE",
         ),
         (
+            lambda r: r.prompt.conversation.tools.add(name="now"),
+            "UNIMPLEMENTED",
+            "UNSUPPORTED_FEATURE",
+        ),
+        (
             lambda r: r.config.constraint.choice.options.append(""),
             "INVALID_ARGUMENT",
             "INVALID_FIELD",
