@@ -2,7 +2,8 @@
 
 import sys
 
-from antiphon_engine.api.process import link_of_this_process, read_start
+from antiphon_engine.api.linked_process import link_of_this_process, read_start
+from antiphon_engine.api.process import EngineStart
 from antiphon_engine.watchdog import end_with_front_end
 
 
@@ -15,7 +16,7 @@ def main() -> int:
     from antiphon_engine.loading import load
     from antiphon_engine.logs import configure_logging
 
-    start = read_start(sys.stdin.buffer)
+    start = read_start(sys.stdin.buffer, EngineStart)
     configure_logging(sys.stderr, level=start.logging.level, as_json=start.logging.as_json)
     return run_engine(start, link, load)
 

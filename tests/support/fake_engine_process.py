@@ -12,6 +12,7 @@ from typing import assert_never
 import msgspec
 
 from antiphon_engine.api.config import EngineConfig
+from antiphon_engine.api.linked_process import link_of_this_process, read_start
 from antiphon_engine.api.messages import (
     Answer,
     Cancel,
@@ -31,7 +32,7 @@ from antiphon_engine.api.messages import (
     Submit,
     ToEngine,
 )
-from antiphon_engine.api.process import link_of_this_process, read_start
+from antiphon_engine.api.process import EngineStart
 from antiphon_engine.link import FrontEndGoneError, FrontEndLink
 from support.fake_batch import FakeBatch, Shape
 from support.fake_prefix_cache import token_ids_of
@@ -170,7 +171,7 @@ def main() -> int:
     arguments, rest = parser.parse_known_args()
     behaviour = msgspec.json.decode(arguments.behaviour.read_bytes(), type=Behaviour)
     link = FrontEndLink(link_of_this_process(rest))
-    start = read_start(sys.stdin.buffer)
+    start = read_start(sys.stdin.buffer, EngineStart)
     try:
         FakeEngineLoop(link, behaviour, start.config).run()
     except FrontEndGoneError:

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from antiphon_engine import _native
 from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.errors import StartupError
-from antiphon_engine.api.process import EngineStart, link_of_this_process, read_start
+from antiphon_engine.api.linked_process import link_of_this_process, read_start
+from antiphon_engine.api.process import EngineStart
 from antiphon_engine.engine_process import LoadedModel, ModelFacts, OnProgress, run_engine
 from antiphon_engine.logs import configure_logging
 from antiphon_engine.step_executor import StepBuffers, make_buffers
@@ -165,7 +166,7 @@ def main() -> int:
     script = msgspec.json.decode(arguments.script.read_bytes(), type=Script)
     link = link_of_this_process(rest)
     end_with_front_end(link)
-    start = read_start(sys.stdin.buffer)
+    start = read_start(sys.stdin.buffer, EngineStart)
     configure_logging(sys.stderr, level=start.logging.level, as_json=start.logging.as_json)
 
     def load(start: EngineStart, on_progress: OnProgress) -> LoadedModel:

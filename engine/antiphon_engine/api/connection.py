@@ -1,29 +1,35 @@
-"""The front end's end of the socket to an engine process, on the event loop."""
+"""The front end's end of the socket to a process of its own, on the event loop."""
 
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import cast
+from typing import Generic, TypeVar, cast
 
-from antiphon_engine.api.frames import FrameError, encode_frame, front_end_reader
-from antiphon_engine.api.messages import ToEngine, ToFrontEnd
+import msgspec
+
+from antiphon_engine.api.frames import FrameError, FrameReader, encode_frame
+
+_Message = TypeVar("_Message")
 
 
-class EngineConnection(asyncio.Protocol):
+class Connection(asyncio.Protocol, Generic[_Message]):
     """Sends messages and hands those that come to a callback, until the other end is gone."""
 
     def __init__(
-        self, on_message: Callable[[ToFrontEnd], None], on_read: Callable[[], None]
+        self,
+        reader: FrameReader[_Message],
+        on_message: Callable[[_Message], None],
+        on_read: Callable[[], None] | None,
     ) -> None:
         """Sets what gets each message, and what is called behind all that one read brought."""
         loop = asyncio.get_running_loop()
         self._on_message = on_message
         self._on_read = on_read
-        self._reader = front_end_reader()
+        self._reader = reader
         self._transport: asyncio.Transport | None = None
         self._clock = loop.time
         self.last_heard_s = loop.time()
-        """When the engine last sent anything, on the event loop's clock."""
+        """When the other end last sent anything, on the event loop's clock."""
         self.lost: asyncio.Future[str] = loop.create_future()
         """Done when nothing more comes; says why."""
 
@@ -31,29 +37,30 @@ class EngineConnection(asyncio.Protocol):
     async def open(
         cls,
         link: socket.socket,
-        on_message: Callable[[ToFrontEnd], None],
-        on_read: Callable[[], None],
-    ) -> "EngineConnection":
+        reader: FrameReader[_Message],
+        on_message: Callable[[_Message], None],
+        on_read: Callable[[], None] | None = None,
+    ) -> "Connection[_Message]":
         """Takes over a connected socket."""
         loop = asyncio.get_running_loop()
         link.setblocking(False)
         _, connection = await loop.create_unix_connection(
-            lambda: cls(on_message, on_read), sock=link
+            lambda: cls(reader, on_message, on_read), sock=link
         )
         return connection
 
     @property
     def unsent_bytes(self) -> int:
-        """What the engine has not taken yet."""
+        """What the other end has not taken yet."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
-    def send(self, message: ToEngine) -> None:
-        """Sends `message`; dropped where the engine is gone."""
+    def send(self, message: msgspec.Struct) -> None:
+        """Sends `message`; dropped where the other end is gone."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode_frame(message))
 
     def close(self) -> None:
-        """Lets go of the socket, which ends an engine that still runs."""
+        """Lets go of the socket, which ends a process that still runs."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -73,7 +80,8 @@ class EngineConnection(asyncio.Protocol):
             return
         for message in messages:
             self._on_message(message)
-        self._on_read()
+        if self._on_read is not None:
+            self._on_read()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""

@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from antiphon_engine.api.config import EngineConfig
-from antiphon_engine.api.connection import EngineConnection
+from antiphon_engine.api.connection import Connection
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, StartupError
+from antiphon_engine.api.frames import front_end_reader
 from antiphon_engine.api.handle import (
     MAX_UNREAD_BYTES,
     EngineState,
     RequestStream,
 )
+from antiphon_engine.api.linked_process import LinkedProcess
 from antiphon_engine.api.messages import (
     Answer,
     CloseSession,
@@ -38,7 +40,6 @@ from antiphon_engine.api.messages import (
 from antiphon_engine.api.open_streams import OpenStreams
 from antiphon_engine.api.process import (
     EngineLogging,
-    EngineProcess,
     EngineStart,
     engine_command,
     spawn_engine,
@@ -79,7 +80,7 @@ class EngineLink:
         self._state = EngineState.STARTING
         self._facts: Ready | None = None
         self._callbacks: list[Callable[[EngineState], None]] = []
-        self._connection: EngineConnection | None = None
+        self._connection: Connection[ToFrontEnd] | None = None
         self._process_id: int | None = None
         self._streams = OpenStreams(time.monotonic_ns)
         self._query_ids = itertools.count(_HEARTBEAT_ID + 1)
@@ -199,7 +200,7 @@ class EngineLink:
 
     # Asking.
 
-    def _ready_connection(self) -> EngineConnection:
+    def _ready_connection(self) -> Connection[ToFrontEnd]:
         if self._state is not EngineState.READY or self._connection is None:
             raise _engine_down(f"The engine is {self._state.value}; retry later.")
         return self._connection
@@ -280,11 +281,11 @@ class EngineLink:
             self._set_state(EngineState.DOWN)
             return str(error)
         self._process_id = process.process.pid
-        connection: EngineConnection | None = None
+        connection: Connection[ToFrontEnd] | None = None
         grace_s = 0.0
         try:
-            connection = await EngineConnection.open(
-                process.link, self._take, self._streams.announce
+            connection = await Connection.open(
+                process.link, front_end_reader(), self._take, self._streams.announce
             )
             problem = await self._load(process, connection)
             if problem:
@@ -300,7 +301,7 @@ class EngineLink:
         finally:
             await self._end(process, connection, grace_s)
 
-    async def _load(self, process: EngineProcess, connection: EngineConnection) -> str:
+    async def _load(self, process: LinkedProcess, connection: Connection[ToFrontEnd]) -> str:
         """Waits until the model is loaded; returns what went wrong, or nothing."""
         silence = Silence(connection, tick_s=_HEARTBEAT_S)
         while not self._loaded.done():
@@ -311,7 +312,7 @@ class EngineLink:
                 return f"The engine ended while it loaded the model ({await _ending(process)})"
         return self._loaded.result()
 
-    async def _watch(self, process: EngineProcess, connection: EngineConnection) -> str:
+    async def _watch(self, process: LinkedProcess, connection: Connection[ToFrontEnd]) -> str:
         """Waits until the process is lost or stalled for good, and says which."""
         limit_s = self._config.stall_limit_s
         silence = Silence(connection, tick_s=min(_HEARTBEAT_S, limit_s / 4))
@@ -329,7 +330,7 @@ class EngineLink:
             self._set_state(EngineState.STALLED if stalled else EngineState.READY)
 
     async def _end(
-        self, process: EngineProcess, connection: EngineConnection | None, grace_s: float
+        self, process: LinkedProcess, connection: Connection[ToFrontEnd] | None, grace_s: float
     ) -> None:
         """Fails what still runs and ends the process."""
         self._connection = None
@@ -355,11 +356,11 @@ class EngineLink:
                 callback(state)
 
 
-def _is_gone(process: EngineProcess, connection: EngineConnection) -> bool:
+def _is_gone(process: LinkedProcess, connection: Connection[ToFrontEnd]) -> bool:
     return connection.lost.done() or process.process.returncode is not None
 
 
-async def _ending(process: EngineProcess) -> str:
+async def _ending(process: LinkedProcess) -> str:
     """Returns how a process ended that has closed its link, once it has."""
     try:
         status = await asyncio.wait_for(process.process.wait(), _HEARTBEAT_S)

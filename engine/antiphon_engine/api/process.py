@@ -1,23 +1,12 @@
-"""How an engine process is started, and how it finds its front end and its settings."""
+"""How an engine process is started."""
 
-import argparse
-import asyncio
-import contextlib
-import os
-import signal
-import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
-
-import msgspec
 
 from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.errors import StartupError
-
-_STANDARD_ERROR = 2
-_MAX_START_BYTES = 1 << 20
+from antiphon_engine.api.linked_process import LinkedProcess, spawn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,75 +27,18 @@ class EngineStart:
     logging: EngineLogging
 
 
-@dataclass(frozen=True, slots=True)
-class EngineProcess:
-    """A running engine process and the front end's end of the socket to it."""
-
-    process: asyncio.subprocess.Process
-    link: socket.socket
-
-    async def end(self, grace_s: float) -> None:
-        """Waits `grace_s` for the process to end by itself, then kills it and its children."""
-        try:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.process.wait(), grace_s)
-        finally:
-            # Its children too: they would hold the socket and the memory. It leads its group.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-        await self.process.wait()
-
-
 def engine_command() -> list[str]:
     """Returns the command that runs the engine in this process's Python."""
     return [sys.executable, "-m", "antiphon_engine"]
 
 
-async def spawn_engine(command: Sequence[str], start: EngineStart) -> EngineProcess:
-    """Starts an engine process in a session of its own, so that a terminal's Ctrl-C passes it by.
+async def spawn_engine(command: Sequence[str], start: EngineStart) -> LinkedProcess:
+    """Starts an engine process.
 
     Raises:
         StartupError: the command can't be run.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            "--link-fd",
-            str(theirs.fileno()),
-            stdin=asyncio.subprocess.PIPE,
-            # What libraries print goes to the log.
-            stdout=_STANDARD_ERROR,
-            pass_fds=(theirs.fileno(),),
-            start_new_session=True,
-        )
+        return await spawn(command, start)
     except OSError as error:
-        ours.close()
         raise StartupError(f"The engine can't be started by {command[0]!r}: {error}.") from error
-    finally:
-        theirs.close()
-    assert process.stdin is not None
-    # One that has died already is noticed by whoever watches it. uvloop tells of that by a
-    # RuntimeError of its own.
-    with contextlib.suppress(RuntimeError, OSError):
-        process.stdin.write(msgspec.json.encode(start))
-        process.stdin.close()
-    return EngineProcess(process, ours)
-
-
-def link_of_this_process(arguments: Sequence[str]) -> socket.socket:
-    """Returns an engine process's end of the socket, from its command line."""
-    parser = argparse.ArgumentParser(prog="antiphon_engine", description="Started by the server.")
-    parser.add_argument("--link-fd", type=int, required=True)
-    link = socket.socket(fileno=parser.parse_args(arguments).link_fd)
-    # A child that held it too would hide this process's end from the front end.
-    link.set_inheritable(False)
-    return link
-
-
-def read_start(stream: BinaryIO) -> EngineStart:
-    """Reads what the front end says at the start. Ends the process where it ended before that."""
-    said = stream.read(_MAX_START_BYTES)
-    if not said:
-        sys.exit("The front end ended before it said how the engine is to run.")
-    return msgspec.json.decode(said, type=EngineStart)

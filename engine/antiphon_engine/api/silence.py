@@ -2,7 +2,8 @@
 
 import asyncio
 
-from antiphon_engine.api.connection import EngineConnection
+from antiphon_engine.api.connection import Connection
+from antiphon_engine.api.messages import ToFrontEnd
 
 
 class Silence:
@@ -11,7 +12,7 @@ class Silence:
     After such a time what the engine sent is still unread, and its timers are due before that.
     """
 
-    def __init__(self, connection: EngineConnection, *, tick_s: float) -> None:
+    def __init__(self, connection: Connection[ToFrontEnd], *, tick_s: float) -> None:
         self._connection = connection
         self._tick_s = tick_s
         self._heard_s = connection.last_heard_s

@@ -1,19 +1,17 @@
 """The front end's end of the link to the checker process: started, asked, started again."""
 
 import asyncio
-import contextlib
 import itertools
-import os
-import signal
-import socket
 import sys
 from collections.abc import Callable, Sequence
-from typing import Final, cast
+from typing import Final
 
 import msgspec
 import structlog
 
-from antiphon_engine.api.frames import FrameError, FrameReader, encode_frame
+from antiphon_engine.api.connection import Connection
+from antiphon_engine.api.frames import FrameReader
+from antiphon_engine.api.linked_process import spawn
 from antiphon_server.constraints.check_messages import (
     Answer,
     CheckerStart,
@@ -22,7 +20,6 @@ from antiphon_server.constraints.check_messages import (
     Loaded,
 )
 
-_STANDARD_ERROR: Final = 2
 _FIRST_RESTART_DELAY_S: Final = 0.1
 _LAST_RESTART_DELAY_S: Final = 30.0
 
@@ -54,7 +51,7 @@ class CheckerLink:
         self._command = tuple(command or checker_command())
         self._job_ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[Answer]] = {}
-        self._connection: _Connection | None = None
+        self._connection: Connection[FromChecker] | None = None
         self._loaded: asyncio.Future[None] | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._process_id: int | None = None
@@ -135,41 +132,23 @@ class CheckerLink:
 
     async def _run_process(self) -> str:
         """Runs one process until it has ended, and returns why."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                "--link-fd",
-                str(theirs.fileno()),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=_STANDARD_ERROR,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
+            started = await spawn(self._command, self._start_message())
         except OSError as error:
-            ours.close()
             return f"{self._command[0]!r} can't be run: {error}"
-        finally:
-            theirs.close()
-        self._process_id = process.pid
-        connection: _Connection | None = None
+        self._process_id = started.process.pid
+        connection: Connection[FromChecker] | None = None
         try:
-            connection = self._connection = await _Connection.open(ours, self._take)
-            assert process.stdin is not None
-            with contextlib.suppress(RuntimeError, OSError):
-                process.stdin.write(msgspec.json.encode(self._start_message()))
-                process.stdin.close()
+            reader = FrameReader(msgspec.msgpack.Decoder(FromChecker))
+            connection = self._connection = await Connection.open(started.link, reader, self._take)
             why = await connection.lost
         finally:
             self._connection = self._process_id = None
             if connection is None:
-                ours.close()
+                started.link.close()
             else:
                 connection.close()
-            # Its workers too: it leads their group.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            await started.end(0.0)
             self._lose("it ended")
         return why
 
@@ -177,58 +156,3 @@ class CheckerLink:
         for future in self._pending.values():
             if not future.done():
                 future.set_exception(CheckerGoneError(why))
-
-
-class _Connection(asyncio.Protocol):
-    """Sends jobs and hands what comes to a callback, until the other end has gone."""
-
-    def __init__(self, on_message: Callable[[FromChecker], None]) -> None:
-        self._on_message = on_message
-        self._reader: FrameReader[FromChecker] = FrameReader(msgspec.msgpack.Decoder(FromChecker))
-        self._transport: asyncio.Transport | None = None
-        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Done when nothing more comes; says why."""
-
-    @classmethod
-    async def open(
-        cls, link: socket.socket, on_message: Callable[[FromChecker], None]
-    ) -> "_Connection":
-        """Takes over a connected socket."""
-        link.setblocking(False)
-        loop = asyncio.get_running_loop()
-        _, connection = await loop.create_unix_connection(lambda: cls(on_message), sock=link)
-        return connection
-
-    def send(self, job: Job) -> None:
-        """Sends a job; dropped where the other end has gone."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(encode_frame(job))
-
-    def close(self) -> None:
-        """Lets go of the socket, which ends a process that still runs."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by the event loop."""
-        # Not every event loop's transports are subclasses, though all have the methods.
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        """Called by the event loop."""
-        try:
-            messages = self._reader.feed(data)
-        except FrameError as error:
-            self._lose(f"it sent {error}")
-            self.close()
-            return
-        for message in messages:
-            self._on_message(message)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Called by the event loop."""
-        self._lose(str(exc) if exc is not None else "it closed the link")
-
-    def _lose(self, why: str) -> None:
-        if not self.lost.done():
-            self.lost.set_result(why)

@@ -8,12 +8,10 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final
-
-import msgspec
+from typing import Final
 
 from antiphon_engine.api.errors import StartupError
-from antiphon_engine.api.process import link_of_this_process
+from antiphon_engine.api.linked_process import link_of_this_process, read_start
 from antiphon_engine.grammar.backends import Backends
 from antiphon_server.constraints.check_messages import CheckerStart
 from antiphon_server.constraints.checking import Checking
@@ -23,7 +21,6 @@ from antiphon_server.constraints.supervisor import Supervisor
 from antiphon_server.constraints.workers import Work
 
 _LOWER_PRIORITY: Final = 10
-_MAX_START_BYTES: Final = 1 << 20
 
 
 def run(arguments: Sequence[str], load: Callable[[CheckerStart], Work]) -> None:
@@ -34,20 +31,13 @@ def run(arguments: Sequence[str], load: Callable[[CheckerStart], Work]) -> None:
         load: Returns what workers do; called once, before the first of them is forked.
     """
     link = link_of_this_process(arguments)
-    start = _read_start(sys.stdin.buffer)
+    start = read_start(sys.stdin.buffer, CheckerStart)
     work = load(start)
     # What streams wait for comes first, wherever both need the processor. Not before: whoever comes
     # first waits for what is loaded.
     os.nice(_LOWER_PRIORITY)
     supervisor = Supervisor(link, work, num_workers=start.num_workers, limits=start.worker_limits)
     _run_to_the_end(supervisor, link)
-
-
-def _read_start(stream: BinaryIO) -> CheckerStart:
-    said = stream.read(_MAX_START_BYTES)
-    if not said:
-        sys.exit("The front end ended before it said what to check for.")
-    return msgspec.json.decode(said, type=CheckerStart)
 
 
 def _run_to_the_end(supervisor: Supervisor, link: socket.socket) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.frames import encode_frame, front_end_reader
+from antiphon_engine.api.linked_process import LinkedProcess
 from antiphon_engine.api.messages import (
     Answer,
     GenerationRequest,
@@ -21,7 +22,7 @@ from antiphon_engine.api.messages import (
     Submit,
     ToFrontEnd,
 )
-from antiphon_engine.api.process import EngineLogging, EngineProcess, EngineStart, spawn_engine
+from antiphon_engine.api.process import EngineLogging, EngineStart, spawn_engine
 from support.scripted_engine import Script, write_script
 
 FROZEN = 66
@@ -43,13 +44,13 @@ asyncio.run(main())
 """
 
 
-async def spawn(tmp_path: Path, script: Script) -> EngineProcess:
+async def spawn(tmp_path: Path, script: Script) -> LinkedProcess:
     command = write_script(tmp_path / "script.json", script)
     start = EngineStart(config=EngineConfig(), checkpoint=str(tmp_path), logging=EngineLogging())
     return await spawn_engine(command, start)
 
 
-async def hear(engine: EngineProcess, kind: type[ToFrontEnd]) -> None:
+async def hear(engine: LinkedProcess, kind: type[ToFrontEnd]) -> None:
     """Reads until a message of this kind comes."""
     loop, reader = asyncio.get_running_loop(), front_end_reader()
     engine.link.setblocking(False)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from antiphon_engine.api.errors import ErrorReason
 from antiphon_engine.api.grammar import GrammarBackend, Thinking
@@ -184,7 +185,9 @@ def test_a_thinking_without_a_marker_is_refused(model: GuidedModel) -> None:
 def test_tokens_that_end_the_marker_and_begin_the_answer_are_known() -> None:
     vocabulary = small_vocabulary(b"k>", b"k>a", b"k>\n", b"k>\nb", b"</k>a", b"</k> ", b"b</k>a")
     gate = gate_of("</k>", vocabulary)
-    overrunning = lambda: {vocabulary.tokens[i] for i in gate.overrunning_ids}  # noqa: E731
+
+    def overrunning() -> set[bytes]:
+        return {vocabulary.tokens[i] for i in gate.overrunning_ids}
 
     assert overrunning() == {b"</k>a", b"b</k>a"}
     gate.accept(b"<")
@@ -256,10 +259,10 @@ def _said(text: str, marker: str) -> int:
 def test_masks_of_blanks_name_blank_tokens_alone() -> None:
     vocabulary = small_vocabulary(b"  ", b" a", b"\n\n", b" " * (MAX_BLANKS + 1))
     marker = EndMarker.of("</k>", vocabulary)
-    of = lambda words: {  # noqa: E731
-        vocabulary.tokens[i]
-        for i in np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-    }
+
+    def of(words: NDArray[np.int32]) -> set[bytes]:
+        bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+        return {vocabulary.tokens[i] for i in np.flatnonzero(bits)}
 
     assert of(marker.blank_words) == {b" ", b"\n", b"  ", b"\n\n"}
     assert of(marker.blank_led_words) == of(marker.blank_words) | {b" a", b" " * (MAX_BLANKS + 1)}
