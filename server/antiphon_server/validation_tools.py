@@ -63,7 +63,7 @@ def check_tool_choice(config: GenerationConfig, tools: Sequence[Tool], path: str
         violations.add(
             f"{path}.tool_choice.mode", "MODE_REQUIRED needs tools, and none is on offer"
         )
-    if _has_constraint(config) and reads_calls(config, tools):
+    if has_constraint(config) and reads_calls(config, tools):
         violations.add(
             f"{path}.constraint",
             "holds for the whole answer, so it does not go with tools that may be called; set "
@@ -80,10 +80,17 @@ def reads_calls(config: GenerationConfig, tools: Sequence[Tool]) -> bool:
     return bool(tools) and config.tool_choice.mode != ToolChoice.MODE_NONE
 
 
+def must_call(config: GenerationConfig) -> bool:
+    """Whether an answer is a call, with nothing before it."""
+    choice = config.tool_choice
+    return choice.WhichOneof("choice") == "tool_name" or choice.mode == ToolChoice.MODE_REQUIRED
+
+
 def is_constrained(config: GenerationConfig, tools: Sequence[Tool]) -> bool:
     """Whether an answer is held to a grammar: by its constraint, or since calls must be sound."""
-    return bool(tools) or _has_constraint(config)
+    return bool(tools) or has_constraint(config)
 
 
-def _has_constraint(config: GenerationConfig) -> bool:
+def has_constraint(config: GenerationConfig) -> bool:
+    """Whether an answer must look like something."""
     return config.constraint.WhichOneof("kind") not in (None, "none")

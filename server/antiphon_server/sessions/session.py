@@ -10,9 +10,8 @@ from antiphon.v1.session_pb2 import HistoryPoint, RewindSessionRequest, Session
 from antiphon.v1.types_pb2 import GoAway
 from google.protobuf.duration_pb2 import Duration
 
-from antiphon_engine.api.errors import AntiphonError, ErrorReason, FieldViolation, InvalidRequest
+from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_server.answer_size import check_answer_size
-from antiphon_server.constraints.enforcement import ToolOffer, constraint_of
 from antiphon_server.served_models import find_model
 from antiphon_server.sessions.absences import Absences
 from antiphon_server.sessions.attachment import Attachment, AttachmentRequest, Attachments
@@ -36,6 +35,7 @@ from antiphon_server.sessions.session_rows import (
 from antiphon_server.sessions.surroundings import Surroundings
 from antiphon_server.sessions.times import to_timestamp
 from antiphon_server.sessions.turn import LiveTurn
+from antiphon_server.sessions.turn_constraint import check_turn_constraint
 from antiphon_server.sessions.turn_logs import TurnLogs
 from antiphon_server.sessions.turn_queue import TurnQueue
 from antiphon_server.sessions.turn_request import TurnRequest
@@ -144,7 +144,9 @@ class LiveSession:
         async with self._entry:
             known = await self._find_known(request)
             if known is None:
-                await self._check_constraint(request)
+                await check_turn_constraint(
+                    request, self._ledger.row.session, self._surroundings.models
+                )
             live = known.live if known else self._enter(request)
             if live is not None and attachment is not None:
                 attachment.own_turn_ids.add(live.turn_id)
@@ -321,34 +323,6 @@ class LiveSession:
             return StartedTurn(turn_id, live.log, live)
         assert row is not None
         return StartedTurn(turn_id, await self.logs.of_row(row), None)
-
-    async def _check_constraint(self, request: TurnRequest) -> None:
-        """Checks that a new turn's output can be held to what it is to look like.
-
-        Its answer stays known until the turn runs, or is found again then.
-        """
-        if not request.generates:
-            return
-        session = self._ledger.row.session
-        config = merge_config(
-            without_defaults(session.defaults, request.cleared_defaults), request.config
-        )
-        has_constraint = config.constraint.WhichOneof("kind") not in (None, "none")
-        if not (has_constraint or session.tools):
-            return
-        model, path = find_model(self._surroundings.models, session.model), request.path
-        check_config(config, model=model, path=f"{path}.config")
-        check_tool_choice(config, session.tools, f"{path}.config")
-        if request.continues and has_constraint:
-            raise InvalidRequest(
-                FieldViolation(
-                    f"{path}.continue_answer",
-                    "does not go with a constraint, which would hold for what is added alone; set "
-                    "config.constraint.none to go on without one",
-                )
-            )
-        offer = ToolOffer(tools=session.tools, path="session")
-        await constraint_of(config, model, path=f"{path}.config", offer=offer)
 
     def _enter(self, request: TurnRequest) -> LiveTurn:
         """Checks a new turn against the session, and queues it."""
