@@ -59,12 +59,18 @@ async def test_many_calls_and_a_stream_with_one_turn_make_one(tmp_path: Path):
     start = start_turn("hi", "t1", max_tokens=20)
     async with running_server(tmp_path, engine=engine) as server:
         await server.sessions.CreateSession(CreateSessionRequest(session_id="a"))
-        stream = server.sessions.Converse(
-            iter([open_frame(), generate_frame("hi", "t1", max_tokens=20)])
-        )
+        stream = server.sessions.Converse()
+        await stream.write(open_frame())
+        # A stream that opens while the turn runs tells of it for that too.
+        assert (await stream.read()).HasField("opened")
 
         async def read() -> str:
-            return text_of(turn_events([frame async for frame in stream], "t1"))
+            await stream.write(generate_frame("hi", "t1", max_tokens=20))
+            await stream.done_writing()
+            frames = []
+            while (frame := await stream.read()) is not grpc.aio.EOF:
+                frames.append(frame)
+            return text_of(turn_events(frames, "t1"))
 
         said = await asyncio.gather(read(), *(run(server, start) for _ in range(6)))
         listed = await server.sessions.ListTurns(ListTurnsRequest(session=NAME, show_all=True))
