@@ -20,7 +20,11 @@ SESSION = session_pb2.Session(name="sessions/s", etag="1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Break:
-    """How one stream ends: behind this many frames of the server's, `opened` among them."""
+    """How one stream ends: behind this many frames of the server's, `opened` among them.
+
+    They come whole to a client that only reads. Of one that writes meanwhile gRPC may drop the last
+    ones, since a write that fails ends the call.
+    """
 
     behind: int
     crashes: bool = False

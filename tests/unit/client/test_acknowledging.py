@@ -184,6 +184,13 @@ class Impatient(BreakingSessions):
         await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "not read", info)
 
 
+def acknowledged_before_reopening(servicer):
+    """Returns how far the first stream was acknowledged."""
+    kinds = [frame.WhichOneof("frame") for frame in servicer.frames]
+    of_first = servicer.frames[: kinds.index("open", 1)]
+    return max((frame.ack.sequence for frame in of_first), default=0)
+
+
 async def test_a_stream_that_was_lost_for_slow_reading_is_opened_again_by_reading_on():
     servicer = Impatient(numbered, [Break(behind=6)])
     async with talking(servicer) as session:
@@ -196,4 +203,5 @@ async def test_a_stream_that_was_lost_for_slow_reading_is_opened_again_by_readin
 
     assert num_before == 1, "nobody reads, so there is nothing to open another for"
     assert answer == "".join(numbered("t", 1))
-    assert servicer.openings[1].resume[0].sequence == 5
+    # An acknowledgement written while its stream ends may cost what was not read from it yet.
+    assert acknowledged_before_reopening(servicer) <= servicer.openings[1].resume[0].sequence <= 5
