@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from typing import Final, TypeVar
 
+from antiphon_client.event_loop import deaf_once_closed
+
 T = TypeVar("T")
 
 _END_WAIT_S: Final = 1.0
@@ -15,7 +17,7 @@ class CallLoop:
     """An event loop in a thread of its own."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = deaf_once_closed(asyncio.new_event_loop())
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="antiphon-client", daemon=True
         )
