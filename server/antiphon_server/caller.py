@@ -6,6 +6,8 @@ from typing import Final, TypeVar
 
 from grpc.aio import ServicerContext
 
+from antiphon_server.trace_context import TraceContext
+
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
 
@@ -33,9 +35,10 @@ def caller_of(context: ServicerContext[RequestT, ResponseT]) -> Caller:
     return _CALLER.get()
 
 
-def traceparent_of(context: ServicerContext[RequestT, ResponseT]) -> str:
-    """Returns the W3C trace context that came with a call; empty: none, or not as text."""
+def trace_context_of(context: ServicerContext[RequestT, ResponseT]) -> TraceContext:
+    """Returns the W3C trace context that came with a call; empty: none, or a broken one."""
+    found = {"traceparent": "", "tracestate": ""}
     for key, value in context.invocation_metadata() or ():
-        if key == "traceparent" and isinstance(value, str):
-            return value
-    return ""
+        if key in found and isinstance(value, str):
+            found[key] = value
+    return TraceContext.read(**found)

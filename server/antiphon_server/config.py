@@ -185,6 +185,38 @@ class LoggingConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetryConfig:
+    """What goes to a collector. Nothing does where none is named.
+
+    Where a setting is not made, the OTEL_ variable of the same meaning holds.
+    """
+
+    enabled: bool = True
+    """false: nothing is told to a collector, whatever else is set."""
+    service_name: str = "antiphon"
+    """As what the server shows there."""
+    otlp_endpoint: str = ""
+    """The collector, by OTLP over gRPC: http://HOST:PORT, or https for TLS; empty: none."""
+    traces_endpoint: str = ""
+    """Where traces go in place of otlp_endpoint."""
+    sampler: str = "parentbased_traceidratio"
+    """Which traces are kept, by the names that OTEL_TRACES_SAMPLER takes."""
+    sample_ratio: float = 1.0
+    """Of the traces that begin here, the share that is kept, where the sampler goes by ratio."""
+    slow_first_token_s: float = 5.0
+    """Requests that wait longer for their first token are kept in any case, like those that fail;
+    0: none is slow."""
+    capture_content: bool = False
+    """Whether what users and models say is put into spans."""
+    max_content_bytes: int = 8 << 10
+    """How much of an input, and of an output, is put there."""
+    max_waiting_records: int = 4096
+    """Ended calls and requests that wait for the collector; further ones are dropped, counted."""
+    flush_limit_s: float = 3.0
+    """How long the collector may hold up the server's end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """All settings."""
 
@@ -196,4 +228,5 @@ class Config:
     constraints: ConstraintsConfig = field(default_factory=ConstraintsConfig)
     quotas: QuotasConfig = field(default_factory=QuotasConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)

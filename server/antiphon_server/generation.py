@@ -83,6 +83,11 @@ class Generation:
         )
 
     @property
+    def facts(self) -> RequestFacts:
+        """What the engine has told of it as a whole so far."""
+        return self._facts
+
+    @property
     def timings(self) -> Timings:
         """Where the time went so far; spans that have not ended are zero."""
         return self._facts.timings(self._spec.received_ns)

@@ -19,9 +19,11 @@ from grpc.aio import ServicerContext
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, FieldViolation, InvalidRequest
 from antiphon_server.access.authentication import Authenticate, bad_credential
 from antiphon_server.access.guarded import guarded
-from antiphon_server.caller import Caller, caller_of, note_caller
+from antiphon_server.caller import Caller, caller_of, note_caller, trace_context_of
 from antiphon_server.offload import Offload
 from antiphon_server.status import CODES, to_rpc_status
+from antiphon_server.telemetry.call_trace import note_call
+from antiphon_server.telemetry.telemetry import Telemetry
 from antiphon_server.validation_unknown import check_unknown_fields
 
 REQUEST_ID_KEY: Final = "x-request-id"
@@ -57,13 +59,14 @@ AnswerMany = Callable[[Readable, Context], AsyncGenerator[Message, None]]
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every method of the project's services; those of other packages stay as they are."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a composition root's parts, all by name
         self,
         *,
         count_call: Callable[[], AbstractContextManager[None]],
         authenticate: Authenticate,
         offload: Offload,
         draw_request_id: Callable[[], str],
+        telemetry: Telemetry | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Sets what all calls share.
@@ -73,12 +76,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             authenticate: Tells who makes a call; refuses it by an AntiphonError.
             offload: Where large requests are looked through.
             draw_request_id: Makes the id of a call.
+            telemetry: Is told of every call; None: nobody is.
             clock: Monotonic, in seconds.
         """
         self._count_call = count_call
         self._authenticate = authenticate
         self._offload = offload
         self._draw_request_id = draw_request_id
+        self._telemetry = telemetry or Telemetry()
         self._clock = clock
 
     async def intercept_service(  # type: ignore[override]  # Typed for methods of one type only.
@@ -99,6 +104,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             authenticate=self._authenticate,
             offload=self._offload,
             draw_request_id=self._draw_request_id,
+            telemetry=self._telemetry,
             clock=self._clock,
         )
         refused = self._authenticate.refuses(handler_call_details.invocation_metadata)
@@ -115,6 +121,7 @@ class _Method:
     authenticate: Authenticate
     offload: Offload
     draw_request_id: Callable[[], str]
+    telemetry: Telemetry
     clock: Callable[[], float]
 
     def wrap(self, handler: Handler, *, reads: Read | None) -> Handler:
@@ -230,11 +237,22 @@ class _Call:
         self._authenticate = method.authenticate
         self._counted = method.count_call()
         self._log = structlog.get_logger().bind(request_id=self._request_id, method=method.name)
+        self._telemetry = method.telemetry
+        self._trace = method.telemetry.begin_call(
+            _OWN_PREFIX.removeprefix("/") + method.name,
+            trace_context_of(context),
+            request_id=self._request_id,
+        )
         self._start_s = time.monotonic()
+        # Asked for now: the transport has let go of these where a call was cut off.
+        self._trace.peer = context.peer() or ""
+        left_s = context.time_remaining()
+        self._deadline_s = None if left_s is None else self._start_s + left_s
 
     async def __aenter__(self) -> None:
         # The call has a task of its own, so what is bound here ends with it.
         structlog.contextvars.bind_contextvars(request_id=self._request_id)
+        note_call(self._trace)
         self._context.set_trailing_metadata(((REQUEST_ID_KEY, self._request_id),))
         try:
             self._note(self._authenticate(self._context))
@@ -262,20 +280,37 @@ class _Call:
             )
         elif error is None:
             self._log.debug("call ended", duration_s=self._duration_s())
+            self._tell_end(grpc.StatusCode.OK)
+        else:
+            self._tell_end(self._code_of_end())
 
     def _note(self, caller: Caller) -> None:
         note_caller(caller)
+        self._trace.tenant = caller.tenant
         if caller.tenant:
             structlog.contextvars.bind_contextvars(tenant=caller.tenant)
 
     async def _abort(self, error: AntiphonError) -> None:
         status = to_rpc_status(error, self._request_id)
         self._log.info("call refused", reason=error.reason.value, duration_s=self._duration_s())
+        self._tell_end(CODES[error.reason], error.reason.value)
         await self._context.abort(
             CODES[error.reason],
             status.message,
             ((_DETAILS_KEY, status.SerializeToString()), (REQUEST_ID_KEY, self._request_id)),
         )
+
+    def _tell_end(self, code: grpc.StatusCode, reason: str = "") -> None:
+        self._telemetry.call_ended(self._trace, code=code.name, reason=reason)
+
+    def _code_of_end(self) -> grpc.StatusCode:
+        """Returns the status of a call that was aborted, or whose caller left or ran late."""
+        code = self._context.code()
+        if isinstance(code, grpc.StatusCode) and code is not grpc.StatusCode.OK:
+            return code
+        if self._deadline_s is not None and self._deadline_s <= time.monotonic():
+            return grpc.StatusCode.DEADLINE_EXCEEDED
+        return grpc.StatusCode.CANCELLED
 
     def _duration_s(self) -> float:
         return round(time.monotonic() - self._start_s, 6)

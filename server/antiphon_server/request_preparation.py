@@ -21,6 +21,9 @@ from antiphon_server.output_plan import OutputNeeds, OutputPlan, plan_output
 from antiphon_server.prompt import asks_to_think, render_prompt
 from antiphon_server.served_model import ServedModel
 from antiphon_server.served_models import find_model
+from antiphon_server.telemetry.call_trace import CallTrace
+from antiphon_server.telemetry.request_record import RequestKind, StageKind
+from antiphon_server.telemetry.request_recorder import RequestRecorder, RequestStart
 from antiphon_server.trace_context import TraceContext
 from antiphon_server.validation import (
     check_config,
@@ -41,8 +44,26 @@ class Terms:
     received_ns: int
     deadline_ns: int | None = None
     trace: TraceContext = field(default_factory=TraceContext)
+    """What the request is a part of."""
+    has_own_trace: bool = False
+    """Whether the request said so itself, and not its call."""
+    call: CallTrace | None = None
+    """What brought it; None: nobody hears of it."""
     path: str = ""
     """What stands before its fields' names where one is at fault."""
+
+
+def start_of(request: GenerateRequest, terms: Terms, kind: RequestKind) -> RequestStart:
+    """Returns what is known of a request at its receipt."""
+    return RequestStart(
+        kind=kind,
+        received_ns=terms.received_ns,
+        context=terms.trace,
+        is_own_context=terms.has_own_trace,
+        call=terms.call,
+        is_chat=request.prompt.WhichOneof("kind") == "conversation",
+        tenant=terms.scope.tenant,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +116,15 @@ class RequestPreparation:
         return await try_constraint(request, find_model(self._models, request.model))
 
     async def render(
-        self, request: GenerateRequest, checked: Checked, terms: Terms
+        self,
+        request: GenerateRequest,
+        checked: Checked,
+        terms: Terms,
+        recorder: RequestRecorder,
     ) -> GenerationSpec:
         """Renders the prompt of a request that was checked, and resolves how to generate.
 
-        Its constraint is looked into before that.
+        Its constraint is looked into before that; the recorder is told how long either takes.
 
         Raises:
             AntiphonError: it is refused.
@@ -108,16 +133,21 @@ class RequestPreparation:
         offer = ToolOffer(
             tools=request.prompt.conversation.tools, path=join_path(path, "prompt.conversation")
         )
-        constraint = await constraint_of(
-            request.config, model, path=join_path(path, "config"), offer=offer
-        )
-        rendered = await render_prompt(
-            request.prompt,
-            model=model,
-            offload=self._offload,
-            path=join_path(path, "prompt"),
-            reasoning=asks_to_think(request.config.reasoning),
-        )
+        recorder.names_model(model.name)
+        is_held = request.config.HasField("constraint") or bool(offer.tools)
+        with recorder.constraint_check(is_asked=is_held):
+            constraint = await constraint_of(
+                request.config, model, path=join_path(path, "config"), offer=offer
+            )
+        with recorder.stage(StageKind.RENDER):
+            rendered = await render_prompt(
+                request.prompt,
+                model=model,
+                offload=self._offload,
+                path=join_path(path, "prompt"),
+                reasoning=asks_to_think(request.config.reasoning),
+            )
+        recorder.takes_in(lambda: rendered.text)
         plan = self._plan_output(request, rendered.token_ids, model, path)
         prompt_ids = [*rendered.token_ids, *plan.opening_ids]
         config = resolve_config(
@@ -139,8 +169,8 @@ class RequestPreparation:
             scope=terms.scope,
             received_ns=terms.received_ns,
             deadline_ns=terms.deadline_ns,
-            traceparent=terms.trace.traceparent,
-            tracestate=terms.trace.tracestate,
+            traceparent=recorder.context.traceparent,
+            tracestate=recorder.context.tracestate,
         )
 
     def _plan_output(

@@ -1,4 +1,7 @@
-"""Reads the settings: defaults < TOML file < environment < command line, each key checked."""
+"""Reads the settings, each key checked.
+
+Defaults < OTEL_ variables < TOML file < environment < command line.
+"""
 
 import dataclasses
 import difflib
@@ -13,6 +16,7 @@ from typing import Final, get_type_hints
 from antiphon_engine.api.errors import StartupError
 from antiphon_server.config import Config
 from antiphon_server.settings_rules import Value, check_value
+from antiphon_server.telemetry.otel_environment import check_endpoints, from_otel_environment
 from antiphon_server.transport import check_addresses
 
 ENVIRONMENT_PREFIX: Final = "ANTIPHON_"
@@ -40,7 +44,8 @@ def load_config(
     Args:
         argv_sets: `section.key=value` each, as `--set` takes them; later ones win.
         toml_path: The configuration file; None: none.
-        environ: The environment, of which `ANTIPHON_SECTION__KEY` and the user's folders are read.
+        environ: The environment, of which `ANTIPHON_SECTION__KEY`, the user's folders and the
+            standard OTEL_ variables are read.
 
     Raises:
         StartupError: an unknown key or a bad value; names its source, the key, the value and
@@ -48,6 +53,7 @@ def load_config(
     """
     values: dict[str, Value] = {}
     for source, key, value in (
+        *from_otel_environment(environ),
         *_from_file(toml_path),
         *_from_environment(environ),
         *_from_command_line(argv_sets),
@@ -59,6 +65,7 @@ def load_config(
         check_value(key, values[key], source=source)
     config = _with_user_folders(_build(values), environ)
     check_addresses(config.server)
+    check_endpoints(config.telemetry)
     return config
 
 

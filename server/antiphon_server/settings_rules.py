@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from antiphon_engine.api.errors import StartupError
+from antiphon_server.telemetry.otel_environment import SAMPLERS
 
 Value = bool | int | float | str
 """What a setting holds."""
@@ -81,6 +82,12 @@ RULES: Final[Mapping[str, Range | Choice]] = {
     "quotas.tokens_per_minute": Range(0, 1 << 50),
     "logging.level": Choice(("debug", "info", "warning", "error")),
     "logging.format": Choice(("console", "json")),
+    "telemetry.sampler": Choice(SAMPLERS),
+    "telemetry.sample_ratio": Range(0, 1),
+    "telemetry.slow_first_token_s": Range(0, 86400),
+    "telemetry.max_content_bytes": Range(1, 1 << 20),
+    "telemetry.max_waiting_records": _COUNT,
+    "telemetry.flush_limit_s": Range(0, 60),
     "engine.dtype": Choice(("auto", "bfloat16", "float32")),
     "engine.device": Choice(("cpu", "cuda")),
     "engine.num_threads": Range(0, 1024),

@@ -15,16 +15,19 @@ from antiphon_server.services.reader_watch import grace_of
 from antiphon_server.sessions.names import parse_session_name
 from antiphon_server.sessions.records import SessionKey
 from antiphon_server.sessions.registry import SessionRegistry
+from antiphon_server.telemetry.call_trace import CallTrace
 
 
 class Conversation:
     """A stream of frames, from `open` to its end."""
 
-    def __init__(self, registry: SessionRegistry, tenant: str, *, traceparent: str = "") -> None:
-        """Sets what it is about; `traceparent` is what turns without their own are a part of."""
+    def __init__(
+        self, registry: SessionRegistry, tenant: str, *, call: CallTrace | None = None
+    ) -> None:
+        """Sets what it is about; `call` is what brings its turns, where anyone hears of that."""
         self._registry = registry
         self._tenant = tenant
-        self._traceparent = traceparent
+        self._call = call
         self._stream: ConverseStream | None = None
         self._away: tuple[GoAway, AntiphonError] | None = None
         self._told = asyncio.Event()
@@ -47,7 +50,7 @@ class Conversation:
                 await session.logs.check_known(turn_id)
             terms = StreamTerms(
                 opening=opening,
-                traceparent=self._traceparent,
+                call=self._call,
                 grace=grace_of(self._registry.surroundings),
             )
             stream = self._stream = ConverseStream(

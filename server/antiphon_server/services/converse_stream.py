@@ -30,6 +30,7 @@ from antiphon_server.sessions.turn_request import (
     read_start_turn,
 )
 from antiphon_server.status import to_failure
+from antiphon_server.telemetry.call_trace import CallTrace
 from antiphon_server.validation import check_unknown_fields
 
 MAX_WAITING_FRAMES: Final = 64
@@ -46,8 +47,8 @@ class StreamTerms:
     """What one stream goes by."""
 
     opening: Opening
-    traceparent: str
-    """What turns without their own are a part of."""
+    call: CallTrace | None
+    """What turns without a trace of their own are a part of; None: nobody hears of it."""
     grace: Grace
     """How long its reader may take nothing."""
 
@@ -273,7 +274,7 @@ class ConverseStream:
 
     def _frame_of(self, frame: ConverseRequest) -> Frame:
         path = str(frame.WhichOneof("frame"))
-        return Frame(path=path, frame_id=frame.frame_id, traceparent=self._terms.traceparent)
+        return Frame(path=path, frame_id=frame.frame_id, call=self._terms.call)
 
     async def _start(self, request: TurnRequest) -> None:
         if self._acks.counts and self._num_ended >= MAX_WAITING_FRAMES:

@@ -23,18 +23,21 @@ from grpc.aio import ServicerContext
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.messages import Scope
 from antiphon_server.answer_size import MAX_ANSWER_BYTES, check_answer_size
-from antiphon_server.caller import caller_of, traceparent_of
+from antiphon_server.caller import caller_of
 from antiphon_server.generation import Generation
 from antiphon_server.generation_spec import GenerationSpec
 from antiphon_server.long_calls import LongCalls
 from antiphon_server.offload import Offload
-from antiphon_server.request_preparation import RequestPreparation, Terms
+from antiphon_server.request_preparation import RequestPreparation, Terms, start_of
 from antiphon_server.services.call_ends import close_with
 from antiphon_server.services.multiplex import MultiplexedStream, MultiplexLimits
 from antiphon_server.services.multiplex_instructions import CallTerms, InstructionReader
 from antiphon_server.services.reader_watch import Grace, ReaderWatch
 from antiphon_server.services.stream_events import stream_events
-from antiphon_server.trace_context import TraceContext
+from antiphon_server.telemetry.call_trace import current_call
+from antiphon_server.telemetry.request_record import RequestKind
+from antiphon_server.telemetry.request_recorder import RequestRecorder
+from antiphon_server.telemetry.telemetry import Telemetry
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -46,20 +49,25 @@ _NANOS: Final = 1_000_000_000
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     """Checks, starts generations, and tells of them."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a composition root's parts, all by name
         self,
         preparation: RequestPreparation,
         *,
         offload: Offload,
         long_calls: LongCalls,
         multiplex_limits: MultiplexLimits,
+        telemetry: Telemetry | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Sets what requests go through, and where streams stand that are told before they end."""
+        """Sets what requests go through, where streams stand that are told, and who hears of all.
+
+        Without telemetry nobody does.
+        """
         self._preparation = preparation
         self._offload = offload
         self._long_calls = long_calls
         self._multiplex_limits = multiplex_limits
+        self._telemetry = telemetry or Telemetry()
         self._clock_ns = clock_ns
 
     async def Generate(
@@ -68,9 +76,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         context: ServicerContext[GenerateRequest, GenerateResponse],
     ) -> GenerateResponse:
         """Answers when all outputs are finished."""
-        generation, spec = await self._start(request, context)
-        with closing(generation), self._long_calls.hold(_OneRequest(generation)):
-            return await _collect(generation, spec)
+        terms = self._terms(context)
+        with self._record(request, terms, RequestKind.UNARY) as recorder:
+            generation, spec = await self._start(request, context, terms, recorder)
+            with closing(generation), self._long_calls.hold(_OneRequest(generation)):
+                return await _collect(generation, spec)
 
     async def StreamGenerate(
         self,
@@ -78,22 +88,24 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         context: ServicerContext[GenerateRequest, StreamGenerateResponse],
     ) -> AsyncGenerator[StreamGenerateResponse, None]:
         """Answers piece by piece."""
-        generation, spec = await self._start(request, context)
+        terms = self._terms(context)
         grace = Grace(grace_s=self._multiplex_limits.grace_s, clock_ns=self._clock_ns)
-        watch = ReaderWatch(grace, generation.close)
-        with (
-            closing(generation),
-            closing(watch),
-            self._long_calls.hold(_OneRequest(generation)),
-        ):
-            watch.start()
-            async with aclosing(stream_events(generation, spec)) as events:
-                async for event in events:
-                    watch.begin_write()
-                    yield event
-                    watch.end_write()
-                    if watch.reader_left:
-                        raise _slow_consumer(generation, grace)
+        with self._record(request, terms, RequestKind.STREAM) as recorder:
+            generation, spec = await self._start(request, context, terms, recorder)
+            watch = ReaderWatch(grace, generation.close)
+            with (
+                closing(generation),
+                closing(watch),
+                self._long_calls.hold(_OneRequest(generation)),
+            ):
+                watch.start()
+                async with aclosing(stream_events(generation, spec)) as events:
+                    async for event in events:
+                        watch.begin_write()
+                        yield event
+                        watch.end_write()
+                        if watch.reader_left:
+                            raise _slow_consumer(generation, grace)
 
     async def MultiplexGenerate(
         self,
@@ -103,12 +115,16 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         """Runs many requests over one stream."""
         terms = self._terms(context)
         call = CallTerms(
-            tenant=terms.scope.tenant, trace=terms.trace, deadline_ns=terms.deadline_ns
+            tenant=terms.scope.tenant,
+            trace=terms.trace,
+            call=terms.call,
+            deadline_ns=terms.deadline_ns,
         )
         stream = MultiplexedStream(
             self._preparation,
             InstructionReader(call, offload=self._offload, clock_ns=self._clock_ns),
             limits=self._multiplex_limits,
+            telemetry=self._telemetry,
             clock_ns=self._clock_ns,
         )
         close_with(context, stream)
@@ -132,17 +148,26 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             scope=Scope(tenant=caller_of(context).tenant),
             received_ns=received_ns,
             deadline_ns=None if remaining_s is None else received_ns + round(remaining_s * _NANOS),
-            trace=TraceContext(traceparent=traceparent_of(context)),
+            trace=current_call().inner,
+            call=current_call(),
         )
 
+    def _record(self, request: GenerateRequest, terms: Terms, kind: RequestKind) -> RequestRecorder:
+        """Begins the record of a request."""
+        return self._telemetry.begin_request(start_of(request, terms, kind))
+
     async def _start(
-        self, request: GenerateRequest, context: ServicerContext[GenerateRequest, ResponseT]
+        self,
+        request: GenerateRequest,
+        context: ServicerContext[GenerateRequest, ResponseT],
+        terms: Terms,
+        recorder: RequestRecorder,
     ) -> tuple[Generation, GenerationSpec]:
         """Checks all of a request, cheap checks first, and has it run."""
-        terms = self._terms(context)
         checked = self._preparation.check(request, terms)
-        spec = await self._preparation.render(request, checked, terms)
+        spec = await self._preparation.render(request, checked, terms, recorder)
         generation = checked.generator.start(spec)
+        recorder.follow(generation, spec)
         close_with(context, generation)
         return generation, spec
 

@@ -20,11 +20,15 @@ from antiphon.v1.types_pb2 import FINISH_REASON_CANCELLED, GoAway
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, FieldViolation, InvalidRequest
 from antiphon_server.generation import Generation
-from antiphon_server.request_preparation import Checked, RequestPreparation
+from antiphon_server.generation_spec import GenerationSpec
+from antiphon_server.request_preparation import Checked, RequestPreparation, start_of
 from antiphon_server.services.multiplex_instructions import Cancel, InstructionReader, Start
 from antiphon_server.services.outbox import Outbox
 from antiphon_server.services.stream_events import stream_events
 from antiphon_server.status import to_failure
+from antiphon_server.telemetry.request_record import RequestKind
+from antiphon_server.telemetry.request_recorder import RequestRecorder
+from antiphon_server.telemetry.telemetry import Telemetry
 
 MAX_WAITING: Final = 64
 """Requests that are read ahead while as many run as may, so that cancels get through."""
@@ -61,8 +65,10 @@ class MultiplexedStream:
         reader: InstructionReader,
         *,
         limits: MultiplexLimits,
+        telemetry: Telemetry | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        self._telemetry = telemetry or Telemetry()
         self._preparation = preparation
         self._reader = reader
         self._limits = limits
@@ -194,36 +200,53 @@ class MultiplexedStream:
         Raises:
             AntiphonError: it failed.
         """
+        asked = start_of(start.request, start.terms, RequestKind.MULTIPLEXED)
+        with self._telemetry.begin_request(asked) as recorder:
+            spec = await self._render(request, start, checked, recorder)
+            self._end_wait(request)
+            with closing(checked.generator.start(spec)) as generation:
+                recorder.follow(generation, spec)
+                await self._tell_of(request, generation, spec)
+
+    async def _render(
+        self, request: "_Request", start: Start, checked: Checked, recorder: RequestRecorder
+    ) -> GenerationSpec:
+        """Waits until a request may run, and renders its prompt. Raises AntiphonError."""
         try:
             async with asyncio.timeout(self._left_s(start)):
                 await self._slots.acquire()
                 request.has_slot = True
                 async with self._rendering:
-                    spec = await self._preparation.render(start.request, checked, start.terms)
+                    return await self._preparation.render(
+                        start.request, checked, start.terms, recorder
+                    )
         except TimeoutError:
             raise AntiphonError(
                 ErrorReason.TIMEOUT, "the deadline passed before the request could be queued"
             ) from None
-        self._end_wait(request)
-        with closing(checked.generator.start(spec)) as generation:
-            request.generation = generation
-            if self._outbox.full:
-                generation.hold()
-            generation.tell_at_once(
-                lambda delta: self._tell(_tagged(request.tag, StreamGenerateResponse(delta=delta))),
-                may_take=lambda: not self._outbox.full,
-            )
-            async with aclosing(stream_events(generation, spec)) as events:
-                async for event in events:
-                    tagged = _tagged(request.tag, event)
-                    if event.HasField("completed"):
-                        self._forget(request)
-                        self._tell(tagged)
-                        return
+
+    async def _tell_of(
+        self, request: "_Request", generation: Generation, spec: GenerationSpec
+    ) -> None:
+        """Tells what comes of a request, to its last event. Raises AntiphonError."""
+        request.generation = generation
+        if self._outbox.full:
+            generation.hold()
+        generation.tell_at_once(
+            lambda delta: self._tell(_tagged(request.tag, StreamGenerateResponse(delta=delta))),
+            may_take=lambda: not self._outbox.full,
+        )
+        async with aclosing(stream_events(generation, spec)) as events:
+            async for event in events:
+                tagged = _tagged(request.tag, event)
+                if event.HasField("completed"):
+                    self._forget(request)
                     self._tell(tagged)
-                    while self._outbox.full:
-                        request.room.clear()
-                        await request.room.wait()
+                    return
+                self._tell(tagged)
+                while self._outbox.full:
+                    request.room.clear()
+                    await request.room.wait()
 
     def _end_wait(self, request: "_Request") -> None:
         """Says that a request no longer takes room before it is submitted. Idempotent."""

@@ -12,6 +12,7 @@ from antiphon_engine.api.messages import Scope
 from antiphon_server.offload import Offload
 from antiphon_server.request_preparation import Terms
 from antiphon_server.sessions.times import check_duration
+from antiphon_server.telemetry.call_trace import CallTrace
 from antiphon_server.trace_context import TraceContext
 from antiphon_server.validation import check_unknown_fields
 from antiphon_server.validation_fields import Violations
@@ -28,6 +29,8 @@ class CallTerms:
 
     tenant: str = ""
     trace: TraceContext
+    call: CallTrace | None = None
+    """None: nobody hears of it."""
     deadline_ns: int | None = None
     """On the monotonic clock."""
 
@@ -106,6 +109,8 @@ class InstructionReader:
             received_ns=received_ns,
             deadline_ns=min(deadlines_ns, default=None),
             trace=own if own.traceparent else self._call.trace,
+            call=self._call.call,
+            has_own_trace=bool(own.traceparent),
             path="generate",
         )
 

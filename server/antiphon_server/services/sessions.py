@@ -35,7 +35,7 @@ from google.protobuf.message import Message
 from grpc.aio import ServicerContext
 
 from antiphon_server.answer_size import check_answer_size
-from antiphon_server.caller import caller_of, traceparent_of
+from antiphon_server.caller import caller_of
 from antiphon_server.long_calls import LongCalls
 from antiphon_server.services.call_ends import close_with
 from antiphon_server.services.converse import Conversation
@@ -49,6 +49,7 @@ from antiphon_server.sessions.names import parse_session_name, parse_turn_name
 from antiphon_server.sessions.registry import SessionRegistry
 from antiphon_server.sessions.session import LiveSession
 from antiphon_server.sessions.turn_request import Frame, read_append, read_start_turn
+from antiphon_server.telemetry.call_trace import current_call
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -106,9 +107,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         context: ServicerContext[ConverseRequest, ConverseResponse],
     ) -> AsyncGenerator[ConverseResponse, None]:
         """Talks."""
-        conversation = Conversation(
-            self._registry, caller_of(context).tenant, traceparent=traceparent_of(context)
-        )
+        conversation = Conversation(self._registry, caller_of(context).tenant, call=current_call())
         close_with(context, conversation)
         with self._long_calls.hold_stream(conversation):
             async with contextlib.aclosing(conversation.run(request_iterator)) as frames:
@@ -120,7 +119,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
     ) -> AsyncGenerator[TurnEvent, None]:
         """Runs one turn and tells of it."""
         key = parse_session_name(caller_of(context).tenant, request.session, "session")
-        frame = Frame(path="turn", traceparent=traceparent_of(context))
+        frame = Frame(path="turn", call=current_call())
         asked = read_start_turn(request.turn, frame)
         async with self._registry.use(key) as session:
             turn = await session.start_turn(asked)
@@ -177,7 +176,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
     ) -> Turn:
         """Adds items, and returns the turn once it is durable."""
         key = parse_session_name(caller_of(context).tenant, request.session, "session")
-        frame = Frame(path="append", traceparent=traceparent_of(context))
+        frame = Frame(path="append", call=current_call())
         async with self._registry.use(key) as session:
             turn = await append_turn(session, read_append(request.append, frame))
         if turn.state == Turn.STATE_FAILED:

@@ -110,6 +110,8 @@ class History:
     """Whether the model was told to think as `head_ids` were rendered."""
     open_calls: tuple[str, ...] = ()
     """The ids of the calls of the last answer that have no result yet."""
+    head_traceparent: str = ""
+    """Of the last turn's span, as W3C trace context; empty: it has none."""
 
     @property
     def rerenders(self) -> bool:
@@ -217,6 +219,9 @@ class History:
 
     def after(self, row: TurnRow) -> "History":
         """Returns the context behind a completed turn; this one must not be used any more."""
+        return replace(self._behind(row), head_traceparent=row.turn.traceparent)
+
+    def _behind(self, row: TurnRow) -> "History":
         new_items = tuple(row.turn.input)
         fresh = (*self.pending, *new_items)
         if not row.generates:

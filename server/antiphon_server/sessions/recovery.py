@@ -16,8 +16,10 @@ from antiphon_server.sessions.session_rows import behind_turn
 from antiphon_server.sessions.surroundings import Surroundings
 from antiphon_server.sessions.times import NS_PER_S, to_ns, to_timestamp
 from antiphon_server.sessions.turn import LiveTurn
+from antiphon_server.sessions.turn_records import begin_record
 from antiphon_server.sessions.turn_request import Frame, TurnRequest, read_append, read_start_turn
 from antiphon_server.status import to_failure
+from antiphon_server.telemetry.request_record import RequestEventKind
 
 _log = structlog.get_logger(__name__)
 
@@ -54,6 +56,9 @@ class Recovery:
         for row, order, request in readable:
             turn = self._turn_of(key, row, order, request)
             turn.earlier = await self._earlier(key, row, may_have_run=may_have_run)
+            model = session.ledger.row.session.model
+            begin_record(turn, key, model=model, surroundings=self._surroundings)
+            turn.recorder.note(RequestEventKind.RECOVERED)
             session.take_up(turn)
             may_have_run = False
 
@@ -77,7 +82,6 @@ class Recovery:
         if request.timeout_ns is not None:
             turn.deadline_ns = turn.received_ns + request.timeout_ns
         turn.message.name = key.turn_name(row.turn_id)
-        turn.message.trace_id = row.turn.trace_id
         turn.message.create_time.CopyFrom(row.turn.create_time)
         return turn
 

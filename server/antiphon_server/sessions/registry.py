@@ -54,6 +54,7 @@ from antiphon_server.sessions.surroundings import Surroundings
 from antiphon_server.sessions.sweeper import Sweeper
 from antiphon_server.sessions.times import NS_PER_S
 from antiphon_server.sessions.turn import LiveTurn
+from antiphon_server.telemetry.telemetry import Telemetry
 from antiphon_server.validation_fields import join_path
 
 
@@ -71,6 +72,7 @@ class SessionRegistry:
         clock: Clock | None = None,
         draws: Draws | None = None,
         tenancy: Tenancy | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         """Sets what all sessions share; whoever gives the store closes it, behind this.
 
@@ -83,6 +85,7 @@ class SessionRegistry:
             clock: The clocks; None: the system's.
             draws: Ids and seeds; None: the system's randomness.
             tenancy: What keeps tenants apart; None: nobody has quotas.
+            telemetry: Is told of every turn; None: nobody is.
         """
         clock = clock or Clock()
         self._surroundings: Final = Surroundings(
@@ -99,6 +102,7 @@ class SessionRegistry:
             clock=clock,
             draws=draws or Draws(),
             tenancy=tenancy or unlimited_tenancy(),
+            telemetry=telemetry or Telemetry(),
         )
         self._loaded: OrderedDict[SessionKey, LiveSession] = OrderedDict()
         self._loading: dict[SessionKey, asyncio.Task[LiveSession]] = {}

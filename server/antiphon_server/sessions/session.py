@@ -38,6 +38,7 @@ from antiphon_server.sessions.turn import LiveTurn
 from antiphon_server.sessions.turn_constraint import check_turn_constraint
 from antiphon_server.sessions.turn_logs import TurnLogs
 from antiphon_server.sessions.turn_queue import TurnQueue
+from antiphon_server.sessions.turn_records import begin_record
 from antiphon_server.sessions.turn_request import TurnRequest
 from antiphon_server.validation import (
     check_config,
@@ -355,7 +356,7 @@ class LiveSession:
         turn.received_ns = self._surroundings.clock.monotonic_ns()
         if request.timeout_ns is not None:
             turn.deadline_ns = turn.received_ns + request.timeout_ns
-        turn.message.trace_id = request.trace_id
+        begin_record(turn, self.key, model=session.model, surroundings=self._surroundings)
         turn.message.name = self.key.turn_name(turn.turn_id)
         turn.message.create_time.CopyFrom(to_timestamp(self._surroundings.clock.wall_ns()))
         quotas = self._surroundings.tenancy.quotas

@@ -10,6 +10,7 @@ from antiphon_server.served_model import ServedModel
 from antiphon_server.sessions.ended_logs import EndedLogs
 from antiphon_server.sessions.limits import Clock, Draws, SessionLimits
 from antiphon_server.sessions.store import SessionStore
+from antiphon_server.telemetry.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,3 +27,4 @@ class Surroundings:
     clock: Clock = field(default_factory=Clock)
     draws: Draws = field(default_factory=Draws)
     tenancy: Tenancy = field(default_factory=unlimited_tenancy)
+    telemetry: Telemetry = field(default_factory=Telemetry)

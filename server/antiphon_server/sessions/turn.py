@@ -4,16 +4,19 @@ import asyncio
 from typing import Final
 
 from antiphon.v1.session_pb2 import Session, Turn, TurnAccepted, TurnCompleted, TurnEvent
-from antiphon.v1.types_pb2 import Failure, GenerationConfig, Tool
+from antiphon.v1.types_pb2 import FINISH_REASON_CANCELLED, Failure, GenerationConfig, Tool
 
 from antiphon_engine.api.errors import AntiphonError
 from antiphon_server.access.quotas import Place
 from antiphon_server.generation import Generation
 from antiphon_server.prompt import asks_to_think
 from antiphon_server.sessions.event_log import EventLog
+from antiphon_server.sessions.failures import is_cancelled
 from antiphon_server.sessions.prompt_head import PromptHead
 from antiphon_server.sessions.records import Checkpoint, TurnOrder, TurnRow
 from antiphon_server.sessions.turn_request import TurnRequest
+from antiphon_server.telemetry.request_record import Outcome, RequestEventKind
+from antiphon_server.telemetry.request_recorder import no_recorder
 
 
 class LiveTurn:
@@ -57,6 +60,8 @@ class LiveTurn:
         """What it holds of its tenant's quotas, from its entry to its end."""
         self.earlier: Checkpoint | None = None
         """How far a server before this one came with it; None: this one took it in."""
+        self.recorder = no_recorder()
+        """What collects its record."""
         self.is_left = False
         """Whether this server leaves it to the next one."""
         self.cancel_asked = False
@@ -115,6 +120,7 @@ class LiveTurn:
 
     def refuse(self, error: AntiphonError) -> None:
         """Tells that it could not be accepted."""
+        self.recorder.end(Outcome.FAILED, reason=error.reason.value)
         self.accepted.set_exception(error)
         self.accepted.exception()  # Marks it as seen: whoever asked may have gone.
 
@@ -129,6 +135,7 @@ class LiveTurn:
         """Asks it to end early and keep no more than was delivered by now. Idempotent."""
         if self.interrupted_at is None:
             self.interrupted_at = self.log.delivered.sequence
+            self.recorder.note(RequestEventKind.INTERRUPTED)
         self.cancel(discards=False)
 
     def hold(self) -> None:
@@ -154,9 +161,13 @@ class LiveTurn:
     def tell_completed(self, completed: TurnCompleted) -> None:
         """Adds the terminal event of a turn that has a place in the history."""
         self.log.append(TurnEvent(completed=completed))
+        is_cancelled = completed.finish_reason == FINISH_REASON_CANCELLED
+        self.recorder.end(Outcome.CANCELLED if is_cancelled else Outcome.COMPLETED)
         self.ended.set()
 
     def tell_failed(self, failure: Failure) -> None:
         """Adds the terminal event of a turn that has none."""
         self.log.append(TurnEvent(failed=failure))
+        outcome = Outcome.CANCELLED if is_cancelled(failure) else Outcome.FAILED
+        self.recorder.end(outcome, reason=failure.reason)
         self.ended.set()

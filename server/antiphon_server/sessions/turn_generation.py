@@ -33,6 +33,7 @@ from antiphon_server.sessions.records import SessionKey, TurnTokens
 from antiphon_server.sessions.surroundings import Surroundings
 from antiphon_server.sessions.times import NS_PER_S
 from antiphon_server.sessions.turn import LiveTurn
+from antiphon_server.telemetry.request_record import StageKind
 from antiphon_server.text.output_channels import ThinkingStart
 from antiphon_server.text.output_text import OutputText
 from antiphon_server.validation import (
@@ -79,11 +80,14 @@ async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings)
     Raises:
         AntiphonError: it failed.
     """
-    prepared = await _prepare(turn, context, surroundings)
+    with turn.recorder.stage(StageKind.RENDER):
+        prepared = await _prepare(turn, context, surroundings)
     plan = _plan(turn, context, surroundings, prepared.prompt_ids)
     if plan.opening_ids:
         prepared = prepared.followed_by(plan.opening_ids)
-    constraint = await _constraint_of(turn, context, surroundings)
+    is_held = turn.config.HasField("constraint") or bool(turn.tools)
+    with turn.recorder.constraint_check(is_asked=is_held):
+        constraint = await _constraint_of(turn, context, surroundings)
     if turn.cancel_asked and not turn.has_earlier_output:
         return None
     config = _resolve(turn, context, surroundings, num_prompt_tokens=len(prepared.prompt_ids))
@@ -99,7 +103,8 @@ async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings)
         scope=Scope(tenant=context.key.tenant),
         received_ns=turn.received_ns,
         deadline_ns=turn.deadline_ns,
-        traceparent=turn.request.traceparent,
+        traceparent=turn.recorder.context.traceparent,
+        tracestate=turn.recorder.context.tracestate,
         place=turn.place,
         resumed=resumable_output(turn.earlier, config),
         endurance=Endurance(
@@ -113,6 +118,7 @@ async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings)
         call_scope=turn.message.name,
     )
     generation = surroundings.generators[context.model].start(spec)
+    turn.recorder.follow(generation, spec)
     checkpoints = Checkpoints(place, generation, attempts=attempts, limits=surroundings.limits)
     checkpoints.skip_kept(len(spec.resumed.token_ids))
     await _follow(turn, generation, checkpoints, spec)

@@ -25,6 +25,7 @@ from antiphon_server.sessions.turn import LiveTurn
 from antiphon_server.sessions.turn_generation import Context, Outcome, generate
 from antiphon_server.sessions.turn_request import TurnRequest
 from antiphon_server.status import to_failure
+from antiphon_server.telemetry.request_record import StageKind
 
 _STOPPED_EARLY: Final = "The turn was stopped before it had any output."
 _INTERRUPTED_EARLY: Final = "The turn was interrupted before any output of it was delivered."
@@ -190,9 +191,10 @@ class TurnQueue:
         try:
             key = self._ledger.row.key
             limits = self._surroundings.tenancy.quotas.limits_of(key.tenant)
-            await self._surroundings.store.accept_turn(
-                key, turn.row(), max_stored_bytes=limits.max_stored_bytes
-            )
+            with turn.recorder.stage(StageKind.STORE_WRITE, write="accept"):
+                await self._surroundings.store.accept_turn(
+                    key, turn.row(), max_stored_bytes=limits.max_stored_bytes
+                )
         except AntiphonError as error:
             turn.refuse(error)
             self._forget(turn)
@@ -249,6 +251,7 @@ class TurnQueue:
         check_results(base.history, turn.request)
         turn.message.state = RUNNING
         turn.message.parent_turn = base.head_turn
+        turn.recorder.follows_turn(base.history.head_traceparent)
         outcome: Outcome | None = Outcome()
         if turn.request.generates:
             outcome = await self._generate(turn, base)
@@ -261,9 +264,10 @@ class TurnQueue:
             outcome = await settle_output(turn, outcome, self._surroundings)
             if outcome is None:
                 return cancelled_failure(_INTERRUPTED_EARLY)
-        completed = await written_at_last(
-            partial(self._ledger.complete, turn, outcome, base), turn, self._surroundings.store
-        )
+        with turn.recorder.stage(StageKind.STORE_WRITE, write="complete"):
+            completed = await written_at_last(
+                partial(self._ledger.complete, turn, outcome, base), turn, self._surroundings.store
+            )
         self._forget(turn)
         for call in outcome.told_calls:
             turn.log.append(TurnEvent(tool_call=call))
@@ -301,7 +305,8 @@ class TurnQueue:
         """Keeps that a turn failed; false: it was left to the next server instead."""
         write = partial(self._ledger.fail, turn, failure)
         try:
-            await written_at_last(write, turn, self._surroundings.store)
+            with turn.recorder.stage(StageKind.STORE_WRITE, write="fail"):
+                await written_at_last(write, turn, self._surroundings.store)
         except AntiphonError:
             # The session is another server's by now, or its row is damaged.
             return not turn.is_left

@@ -9,11 +9,11 @@ from antiphon.v1.types_pb2 import GenerationConfig, Item
 from google.protobuf.message import Message
 
 from antiphon_engine.api.errors import FieldViolation, InvalidRequest
-from antiphon_server.capabilities import unsupported_feature
 from antiphon_server.sessions.cleared_defaults import check_cleared_defaults
 from antiphon_server.sessions.names import check_turn_id, parse_turn_name
 from antiphon_server.sessions.times import check_duration
-from antiphon_server.trace_context import read_traceparent, trace_id_of
+from antiphon_server.telemetry.call_trace import CallTrace
+from antiphon_server.trace_context import TraceContext
 from antiphon_server.validation import check_items
 
 
@@ -24,8 +24,13 @@ class Frame:
     path: str
     """What stands before its fields' names where one is at fault, such as `generate`."""
     frame_id: str = ""
-    traceparent: str = ""
-    """The stream's or call's, which holds for turns without their own."""
+    call: CallTrace | None = None
+    """The stream or call, whose trace holds for turns without their own; None: it has gone."""
+
+    @property
+    def trace(self) -> TraceContext:
+        """What turns are a part of that don't say so themselves."""
+        return self.call.inner if self.call is not None else TraceContext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +61,18 @@ class TurnRequest:
     cancels_on_disconnect: bool = False
     timeout_ns: int | None = None
     """From receipt."""
-    traceparent: str = ""
-    """W3C trace context; empty: none, or none that can be read."""
+    trace: TraceContext = field(default_factory=TraceContext)
+    """What it is a part of; empty: nothing, or nothing that can be read."""
+    has_own_trace: bool = False
+    """Whether it said so itself, and not the call that brought it."""
+    call: CallTrace | None = None
+    """What brought it; None: an earlier server took it in."""
     frame_id: str = ""
 
     @property
     def trace_id(self) -> str:
         """The trace that it is a part of; empty where there is none or it is not sampled."""
-        return trace_id_of(self.traceparent)
+        return self.trace.trace_id if self.trace.is_sampled else ""
 
 
 def read_start_turn(start: StartTurn, frame: Frame) -> TurnRequest:
@@ -74,7 +83,6 @@ def read_start_turn(start: StartTurn, frame: Frame) -> TurnRequest:
         AntiphonError: UNSUPPORTED_FEATURE.
     """
     path = frame.path
-    _refuse_unbuilt(start, path)
     if start.turn_id:
         check_turn_id(start.turn_id, f"{path}.turn_id")
     _check_enum(start.if_busy, StartTurn.IfBusy.values(), f"{path}.if_busy")
@@ -87,7 +95,9 @@ def read_start_turn(start: StartTurn, frame: Frame) -> TurnRequest:
     has_timeout = start.HasField("timeout")
     message = StartTurn()
     message.CopyFrom(start)
-    message.traceparent = start.traceparent or frame.traceparent
+    if not start.traceparent:
+        message.traceparent = frame.trace.traceparent
+        message.tracestate = frame.trace.tracestate
     return TurnRequest(
         path=path,
         turn_id=start.turn_id,
@@ -108,7 +118,9 @@ def read_start_turn(start: StartTurn, frame: Frame) -> TurnRequest:
         interrupts=start.if_busy == StartTurn.IF_BUSY_INTERRUPT,
         cancels_on_disconnect=start.on_disconnect == StartTurn.ON_DISCONNECT_CANCEL,
         timeout_ns=check_duration(start.timeout, f"{path}.timeout") if has_timeout else None,
-        traceparent=read_traceparent(message.traceparent),
+        trace=TraceContext.read(message.traceparent, message.tracestate),
+        has_own_trace=bool(start.traceparent),
+        call=frame.call,
         frame_id=frame.frame_id,
     )
 
@@ -134,7 +146,8 @@ def read_append(append: AppendItems, frame: Frame) -> TurnRequest:
         expected_head=_read_point(
             append.expected_head, f"{path}.expected_head", is_set=append.HasField("expected_head")
         ),
-        traceparent=read_traceparent(frame.traceparent),
+        trace=frame.trace,
+        call=frame.call,
         frame_id=frame.frame_id,
     )
 
@@ -144,16 +157,6 @@ def fingerprint(kind: str, content: Message) -> bytes:
     return hashlib.sha256(
         kind.encode() + b"\0" + content.SerializeToString(deterministic=True)
     ).digest()
-
-
-def _refuse_unbuilt(start: StartTurn, path: str) -> None:
-    """Refuses what this release can't do. To ignore it would do something else than was asked."""
-    asked = {
-        ("tracestate", "tracestate"): bool(start.tracestate),
-    }
-    for (capability, name), is_asked in asked.items():
-        if is_asked:
-            raise unsupported_feature(capability, f"{path}.{name}")
 
 
 def _content_of(start: StartTurn) -> StartTurn:

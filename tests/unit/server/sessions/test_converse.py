@@ -112,7 +112,7 @@ async def test_a_refused_frame_is_told_and_the_stream_goes_on(bench: SessionBenc
     await bench.create()
     bad = [
         ConverseRequest(frame_id="1", ack=TurnCursor(turn_id="t")),
-        ConverseRequest(frame_id="2", generate=StartTurn(turn_id="t", tracestate="a=b")),
+        ConverseRequest(frame_id="2", generate=StartTurn(turn_id="t", if_busy=99)),
         ConverseRequest(frame_id="3"),
         open_frame(),
         cancel_frame("nowhere"),
@@ -128,7 +128,7 @@ async def test_a_refused_frame_is_told_and_the_stream_goes_on(bench: SessionBenc
     rejected = [frame.rejected for frame in frames if frame.WhichOneof("frame") == "rejected"]
     assert [(r.frame_id, r.failure.reason) for r in rejected] == [
         ("1", "INVALID_FIELD"),
-        ("2", "UNSUPPORTED_FEATURE"),
+        ("2", "INVALID_FIELD"),
         ("3", "INVALID_FIELD"),
         ("open", "INVALID_FIELD"),
         ("cnowhere", "TURN_NOT_FOUND"),

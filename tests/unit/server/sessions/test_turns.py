@@ -337,18 +337,14 @@ async def test_a_field_at_fault_is_named_and_leaves_no_trace(
     assert not listed.turns
 
 
-@pytest.mark.parametrize(
-    ("turn", "capability"),
-    [
-        (StartTurn(tracestate="a=b"), "tracestate"),
-    ],
-)
-def test_what_is_not_built_is_refused_by_name(turn: StartTurn, capability: str):
-    with pytest.raises(AntiphonError) as caught:
-        read_start_turn(turn, Frame(path="turn"))
+def test_a_turn_has_its_own_trace_state_or_none():
+    parent = f"00-{5:032x}-{6:016x}-01"
 
-    assert caught.value.reason is ErrorReason.UNSUPPORTED_FEATURE
-    assert caught.value.metadata["capability"] == capability
+    own = read_start_turn(StartTurn(traceparent=parent, tracestate="a=b"), Frame(path="turn"))
+    broken = read_start_turn(StartTurn(traceparent="no", tracestate="a=b"), Frame(path="turn"))
+
+    assert (own.trace.traceparent, own.trace.tracestate) == (parent, "a=b")
+    assert (broken.trace.traceparent, broken.trace.tracestate) == ("", "")
 
 
 async def test_defaults_hold_under_the_turns_own_values(spec: BenchSpec):

@@ -1,0 +1,68 @@
+"""The standard OTEL_ variables as settings, below all others.
+
+Headers, time-outs, certificates and resource attributes are read by the exporters themselves.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from antiphon_engine.api.errors import StartupError
+from antiphon_server.config import TelemetryConfig
+
+SAMPLERS: Final = (
+    "always_on",
+    "always_off",
+    "traceidratio",
+    "parentbased_always_on",
+    "parentbased_always_off",
+    "parentbased_traceidratio",
+)
+"""As OTEL_TRACES_SAMPLER takes them."""
+
+_KEYS: Final[Mapping[str, str]] = {
+    "OTEL_SERVICE_NAME": "telemetry.service_name",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "telemetry.traces_endpoint",
+    "OTEL_TRACES_SAMPLER": "telemetry.sampler",
+    "OTEL_TRACES_SAMPLER_ARG": "telemetry.sample_ratio",
+}
+_PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+_SCHEMES: Final = ("http://", "https://")
+
+
+def from_otel_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str, object]]:
+    """Yields source, key and value of each setting that a standard variable makes.
+
+    An empty variable counts as none.
+
+    Raises:
+        StartupError: a variable asks for what this release can't do.
+    """
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        yield "OTEL_SDK_DISABLED", "telemetry.enabled", False
+    for variable in _PROTOCOLS:
+        protocol = environ.get(variable, "")
+        if protocol not in ("", "grpc"):
+            raise StartupError(
+                f"{variable} is {protocol!r:.100}; this release exports over grpc only: set that,"
+                " with the collector's gRPC port, usually 4317"
+            )
+    if endpoint := environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""):
+        yield "OTEL_EXPORTER_OTLP_ENDPOINT", "telemetry.otlp_endpoint", _with_scheme(endpoint)
+    for variable, key in _KEYS.items():
+        if value := environ.get(variable, ""):
+            yield variable, key, _with_scheme(value) if key.endswith("endpoint") else value
+
+
+def check_endpoints(config: TelemetryConfig) -> None:
+    """Checks where things go. Raises StartupError."""
+    for name in ("otlp_endpoint", "traces_endpoint"):
+        endpoint = getattr(config, name)
+        if endpoint and not endpoint.startswith(_SCHEMES):
+            raise StartupError(
+                f"telemetry.{name} is {endpoint!r:.100}; it must begin with http:// or https://"
+            )
+
+
+def _with_scheme(endpoint: str) -> str:
+    """Returns an endpoint as settings have it; one without a scheme is taken as encrypted."""
+    return endpoint if "://" in endpoint else f"https://{endpoint}"
