@@ -20,14 +20,14 @@ MAX_EXPONENT: Final = 400
 """Decimal places a number of a schema may have on either side; a double has fewer."""
 
 
-def parse_document(text: str, limits: PlanLimits) -> Json:
-    """Returns the text's value.
+def parse_document(text: str, limits: PlanLimits, *, noun: str = "the schema") -> Json:
+    """Returns the text's value; refusals call it by the noun.
 
     Raises:
         UnsupportedConstraintError: the text isn't JSON, or has a name twice in one object.
         ConstraintTooComplexError: it nests too deeply.
     """
-    _check_depth(text, limits)
+    _check_depth(text, limits, noun)
     try:
         document: Json = json.loads(
             text,
@@ -38,7 +38,7 @@ def parse_document(text: str, limits: PlanLimits) -> Json:
         )
     except json.JSONDecodeError as error:
         raise UnsupportedConstraintError(
-            f"line {error.lineno}, column {error.colno}", f"the schema isn't JSON: {error.msg}"
+            f"line {error.lineno}, column {error.colno}", f"{noun} isn't JSON: {error.msg}"
         ) from None
     return document
 
@@ -70,7 +70,7 @@ def plain_number(value: Decimal) -> str:
     return "0" if text == "-0" else text
 
 
-def _check_depth(text: str, limits: PlanLimits) -> None:
+def _check_depth(text: str, limits: PlanLimits, noun: str) -> None:
     """Bounds the nesting before the parser recurses into it."""
     depth = deepest = 0
     for bracket in _BRACKET.findall(_STRING.sub("", text)):
@@ -78,8 +78,8 @@ def _check_depth(text: str, limits: PlanLimits) -> None:
         deepest = max(deepest, depth)
     if deepest > limits.max_depth:
         raise ConstraintTooComplexError(
-            f"the schema nests {deepest} levels deep, and {limits.max_depth} are allowed; "
-            "move parts to $defs and refer to them",
+            f"{noun} nests {deepest} levels deep, and {limits.max_depth} are allowed; "
+            "make it flatter, or move parts of schemas to $defs and refer to them",
             limit=str(limits.max_depth),
         )
 

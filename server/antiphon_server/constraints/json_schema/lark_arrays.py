@@ -10,10 +10,10 @@ from antiphon_server.constraints.json_schema.shapes import ArrayShape
 RuleOf = Callable[[Goal], str]
 
 
-def array_body(shape: ArrayShape, run: ArrayRun | None, book: RuleBook, rule_of: RuleOf) -> str:
-    """Returns the array as a part of a rule; rules that it needs are defined."""
+def array_inside(shape: ArrayShape, run: ArrayRun | None, book: RuleBook, rule_of: RuleOf) -> str:
+    """Returns what is behind an array's opening bracket as a part of a rule."""
     inside = _listed(shape, book, rule_of) if run is None else _run(run, book, rule_of)
-    return f"{book.fixed('[')} {inside} {book.fixed(']')}"
+    return f"{inside} {book.fixed(']')}"
 
 
 def _listed(shape: ArrayShape, book: RuleBook, rule_of: RuleOf) -> str:

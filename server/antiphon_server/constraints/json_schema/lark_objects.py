@@ -10,12 +10,12 @@ from antiphon_server.constraints.languages.terms import literal
 RuleOf = Callable[[Goal], str]
 
 
-def object_body(shape: ObjectShape, book: RuleBook, rule_of: RuleOf) -> str:
-    """Returns the object as a part of a rule; rules that it needs are defined."""
+def object_inside(shape: ObjectShape, book: RuleBook, rule_of: RuleOf) -> str:
+    """Returns what is behind an object's opening bracket as a part of a rule."""
     writer = _ObjectWriter(shape, book, rule_of)
     is_counted = shape.low > 0 or shape.high is not None
     inside = writer.counted() if is_counted else writer.uncounted()
-    return f"{book.fixed('{')} {inside} {book.fixed('}')}"
+    return f"{inside} {book.fixed('}')}"
 
 
 class _ObjectWriter:

@@ -1,5 +1,7 @@
 """A grammar in the making: its rules and terminals, each under a name of its own."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from antiphon_server.constraints.json_schema.limits import PlanLimits
@@ -15,10 +17,16 @@ class LarkRules:
     Attributes:
         start: The name of the rule that all is under.
         text: The rules and terminals; every name in it begins with the prefix that was asked for.
+        firsts: The characters that its texts begin with, but for white space in front.
+        may_be_number: Whether a text may be a number, which more digits could make another.
+        by_character: Whether its numbers are written character by character.
     """
 
     start: str
     text: str
+    firsts: str = ""
+    may_be_number: bool = False
+    by_character: bool = False
 
 
 class RuleBook:
@@ -32,6 +40,13 @@ class RuleBook:
         self._rules: dict[str, str] = {}
         self._size_bytes = 0
         self._num_names = 0
+
+    @contextmanager
+    def without_blank(self) -> Iterator[None]:
+        """Has what is defined meanwhile begin without white space in front."""
+        blank, self._blank = self._blank, ""
+        yield
+        self._blank = blank
 
     def new_rule(self) -> str:
         """Returns the name of a rule that is still to be defined."""
@@ -71,11 +86,11 @@ class RuleBook:
         """Returns the same with the colon that stands behind a member's name."""
         return f"{self.string(language)} {self.fixed(':')}"
 
-    def finish(self, start: str) -> LarkRules:
-        """Returns all that was collected."""
+    def finish(self) -> str:
+        """Returns the text of all that was collected."""
         lines = [f"{name}: {body}" for name, body in self._rules.items()]
         lines.extend(f"{name}: {body}" for body, name in self._terminals.items())
-        return LarkRules(start, "\n".join(lines) + "\n")
+        return "\n".join(lines) + "\n"
 
     def _count(self, body: str) -> None:
         self._size_bytes += len(body.encode())

@@ -37,7 +37,9 @@ def plan_schema(text: str, *, max_blank: int, limits: PlanLimits) -> Grammar:
     )
 
 
-def schema_rules(text: str, *, prefix: str, max_blank: int, limits: PlanLimits) -> LarkRules:
+def schema_rules(
+    text: str, *, prefix: str, max_blank: int, limits: PlanLimits, begins_with_blank: bool = True
+) -> LarkRules:
     """Returns the same as rules that can stand in a larger grammar.
 
     Args:
@@ -46,6 +48,7 @@ def schema_rules(text: str, *, prefix: str, max_blank: int, limits: PlanLimits) 
             underscores, a letter first.
         max_blank: White-space characters in a row that are allowed outside of strings; 0: none.
         limits: What is too complex.
+        begins_with_blank: Whether white space may stand in front of a whole instance, too.
 
     Raises:
         UnsupportedConstraintError: names the part that can't be enforced or isn't valid.
@@ -60,7 +63,7 @@ def schema_rules(text: str, *, prefix: str, max_blank: int, limits: PlanLimits) 
         root = goal_of(references.root)
         planned = PlannedShapes(root, workings)
         book = RuleBook(prefix=prefix, max_blank=max_blank, limits=limits)
-        return write_grammar(root, planned, book)
+        return write_grammar(root, planned, book, begins_with_blank=begins_with_blank)
     except RecursionError:
         raise ConstraintTooComplexError(
             "parts of the schema build on each other in too long a chain; use a shorter one"
