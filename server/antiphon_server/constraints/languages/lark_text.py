@@ -30,6 +30,7 @@ _ESCAPED: Final = charsets.charset([(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)])
 _UNESCAPED: Final = charsets.negation(_ESCAPED)
 
 _NOT_ITSELF: Final = re.compile("[^0-9A-Za-z]")
+_ANY_BYTES: Final = r"~/[^\s\S]/"
 _RARE_MARK: Final = "\ue000"
 
 _SetWriter = Callable[[CharSet], str]
@@ -120,8 +121,22 @@ def _conjunction(parts: tuple[Term, ...], write_set: _SetWriter) -> str:
     for part in included or [ANY_TEXT]:
         written.append(_expression(part, write_set))
     for part in excluded:
-        written.append(f"~{_grouped(_expression(part, write_set))}")
+        text = _expression(part, write_set) if write_set is not _plain_set else _open_ending(part)
+        written.append(f"~{_grouped(text)}")
     return "(" + " & ".join(written) + ")"
+
+
+def _open_ending(term: Term) -> str:
+    """An excluded language, written so that the library sees what is excluded whatever follows.
+
+    Behind any bytes there is nothing left of a complement. Behind any characters there is what is
+    no text, and the library would have to follow all that stands beside it to see that none is.
+    """
+    if term.kind is Kind.CHOICE and term.parts:
+        return "(" + " | ".join(map(_open_ending, term.parts)) + ")"
+    if term.kind is not Kind.SEQUENCE or term.parts[-1:] != (ANY_TEXT,):
+        return _expression(term, _plain_set)
+    return f"({_expression(sequence(*term.parts[:-1]), _plain_set)} {_ANY_BYTES})"
 
 
 def _grouped(expression: str) -> str:
