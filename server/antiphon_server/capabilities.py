@@ -45,7 +45,9 @@ BUILT: Final = Capabilities(
     chat=True,
     tools=True,
     reasoning=True,
-    constraints=frozenset({"json_schema", "json_object", "regex", "ebnf", "choice"}),
+    constraints=frozenset(
+        {"json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag"}
+    ),
 )
 """What this release can do; a model offers what of that it can do itself."""
 

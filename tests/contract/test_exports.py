@@ -83,6 +83,7 @@ EXPORTED = {
     "raw_text",
     "raw_tokens",
     "regex",
+    "structural_tag",
     "system",
     "unconstrained",
     "user",

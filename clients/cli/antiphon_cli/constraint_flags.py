@@ -5,7 +5,7 @@ from pathlib import Path
 
 from antiphon.v1 import types_pb2
 
-from antiphon_client import choice, grammar, json_object, json_schema, regex
+from antiphon_client import choice, grammar, json_object, json_schema, regex, structural_tag
 
 
 def add_constraint(parser: argparse.ArgumentParser) -> None:
@@ -25,12 +25,20 @@ def add_constraint(parser: argparse.ArgumentParser) -> None:
     kinds.add_argument(
         "--grammar", type=Path, metavar="FILE", help="a text of an EBNF grammar, from its rule root"
     )
+    kinds.add_argument(
+        "--structural-tag",
+        type=Path,
+        metavar="FILE",
+        help="free text with constrained parts, as a structural tag in JSON says",
+    )
     group.add_argument(
         "--compact-json", action="store_true", help="JSON without white space between its parts"
     )
 
 
-def constraint_of(arguments: argparse.Namespace) -> types_pb2.Constraint | None:
+def constraint_of(  # noqa: PLR0911 - one for each kind
+    arguments: argparse.Namespace,
+) -> types_pb2.Constraint | None:
     """Returns what the flags say.
 
     Raises:
@@ -42,8 +50,13 @@ def constraint_of(arguments: argparse.Namespace) -> types_pb2.Constraint | None:
         return json_schema(arguments.json_schema.read_text(encoding="utf-8"), compact=compact)
     if arguments.json_object:
         return json_object(compact=compact)
+    if arguments.structural_tag is not None:
+        tag = arguments.structural_tag.read_text(encoding="utf-8")
+        return structural_tag(tag, compact=compact)
     if compact:
-        raise ValueError("--compact-json goes with --json-schema and --json-object")
+        raise ValueError(
+            "--compact-json goes with --json-schema, --json-object and --structural-tag"
+        )
     if arguments.regex is not None:
         return regex(arguments.regex)
     if arguments.choice:

@@ -35,6 +35,18 @@ def choice(*options: str) -> types_pb2.Constraint:
     return types_pb2.Constraint(choice=types_pb2.Choice(options=options))
 
 
+def structural_tag(
+    tag: str | Mapping[str, object], *, compact: bool | None = None
+) -> types_pb2.Constraint:
+    """Returns: a text that a structural tag allows: free text with constrained parts.
+
+    The tag is JSON, `{"type": "structural_tag", "format": {...}}`; with `compact`, JSON in the text
+    is without white space between its parts.
+    """
+    text = tag if isinstance(tag, str) else json.dumps(tag)
+    return types_pb2.Constraint(structural_tag=text, compact_json=compact)
+
+
 def unconstrained() -> types_pb2.Constraint:
     """Returns what lifts a session's constraint for a turn."""
     return types_pb2.Constraint(none=empty_pb2.Empty())

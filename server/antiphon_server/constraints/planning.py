@@ -17,6 +17,7 @@ from antiphon_server.constraints.refusals import (
     UnsupportedConstraintError,
 )
 from antiphon_server.constraints.request import ConstraintKind, ConstraintRequest
+from antiphon_server.constraints.structural_tags import plan_tag
 from antiphon_server.constraints.tool_calls import plan_calls
 
 _ANY_OBJECT: Final = '{"type":"object"}'
@@ -75,7 +76,9 @@ class Planner:
             raise _why_it_does_not_compile(error) from error
         return grammar
 
-    def _grammar_of(self, request: ConstraintRequest) -> Grammar:
+    def _grammar_of(  # noqa: PLR0911 - one for each kind
+        self, request: ConstraintRequest
+    ) -> Grammar:
         match request.kind:
             case ConstraintKind.JSON_SCHEMA:
                 return plan_schema(request.text, max_blank=request.max_blank, limits=self.limits)
@@ -91,7 +94,7 @@ class Planner:
             case ConstraintKind.TOOLS:
                 return plan_calls(request.text, self._arguments_of)
             case ConstraintKind.STRUCTURAL_TAG:
-                raise UnsupportedConstraintError("", "this release enforces no structural tags")
+                return plan_tag(request.text, max_blank=request.max_blank, limits=self.limits)
 
     def _arguments_of(self, schema: str, prefix: str, max_blank: int) -> LarkRules:
         return schema_rules(schema, prefix=prefix, max_blank=max_blank, limits=self.limits)

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from typing import Final
 
 import jsonschema
@@ -13,6 +14,7 @@ import referencing.exceptions
 
 from antiphon_server.constraints.pattern_spelling import compile_pattern
 from antiphon_server.constraints.request import ConstraintKind, ConstraintRequest
+from antiphon_server.constraints.structural_tags.recognition import find_fault_in_tag
 from antiphon_server.constraints.tool_calls import find_fault_in_calls
 
 _OUTSIDE_OF_STRINGS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|([ \t\r\n]+)', re.DOTALL)
@@ -48,8 +50,8 @@ class Verification:
         """Returns what is wrong with an answer; empty: nothing.
 
         JSON is parsed and validated with the caller's own schema, with numbers taken exactly;
-        choices are compared, and expressions matched. What has no other reading is followed from
-        the beginning by a matcher of this process's own.
+        choices are compared, expressions matched, and structural tags read in all possible ways.
+        What has no other reading is followed from the beginning by a matcher of this process's own.
 
         Args:
             request: What it had to be like.
@@ -67,7 +69,11 @@ class Verification:
                 fault = _find_by_expression(request.text, text)
             case ConstraintKind.CHOICE:
                 fault = "" if text in request.options else "it is none of the choices"
-            case ConstraintKind.EBNF | ConstraintKind.STRUCTURAL_TAG:
+            case ConstraintKind.STRUCTURAL_TAG:
+                fault = find_fault_in_tag(
+                    request.text, text, partial(self._find_in_value, request.max_blank)
+                )
+            case ConstraintKind.EBNF:
                 fault = None
         if fault is None:
             return "" if is_whole(text) else "it is no whole of its grammar"
@@ -76,6 +82,13 @@ class Verification:
     def _find_in_arguments(self, schema: str, arguments: str) -> str | None:
         request = ConstraintRequest(kind=ConstraintKind.JSON_SCHEMA, text=schema)
         return self._find_in_json(request, arguments)
+
+    def _find_in_value(
+        self, max_blank: int, schema: str, text: str, own_blank: int | None
+    ) -> str | None:
+        most = max_blank if own_blank is None else min(own_blank, max_blank)
+        request = ConstraintRequest(kind=ConstraintKind.JSON_SCHEMA, text=schema)
+        return _find_in_blanks(text, most) or self._find_in_json(request, text)
 
     def _find_in_json(self, request: ConstraintRequest, text: str) -> str | None:
         """Returns what is wrong; None: the validator can't say."""

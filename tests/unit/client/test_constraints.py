@@ -19,6 +19,7 @@ from antiphon_client import (
     json_schema,
     raw_text,
     regex,
+    structural_tag,
     unconstrained,
 )
 from support.server import running_server
@@ -46,6 +47,8 @@ def test_flags_make_the_constraint_that_they_name(tmp_path: Path) -> None:
         choice={"options": ["yes", "no"]}
     )
     assert asked("--grammar", str(rules)) == Constraint(ebnf='root ::= "a"')
+    tag = asked("--structural-tag", str(schema), "--compact-json")
+    assert tag == Constraint(structural_tag='{"type": "integer"}', compact_json=True)
 
 
 def test_compact_json_goes_with_json() -> None:
@@ -67,6 +70,8 @@ def test_the_clients_words_are_the_contracts() -> None:
     assert json_object() == Constraint(json_object={})
     assert regex("a") == Constraint(regex="a")
     assert grammar("root ::= x") == Constraint(ebnf="root ::= x")
+    assert structural_tag({"format": {}}) == Constraint(structural_tag='{"format": {}}')
+    assert structural_tag("{}", compact=True) == Constraint(structural_tag="{}", compact_json=True)
     assert choice("a", "b") == Constraint(choice={"options": ["a", "b"]})
     assert unconstrained() == Constraint(none=Empty())
 
