@@ -127,7 +127,7 @@ class Generation:
     async def tell(self, listener: Listener) -> None:
         """Tells what happens, as it happens, in place of `events`.
 
-        A few new tokens are told without this task being woken, within the engine link's call.
+        A few new tokens are told without this task being woken, by the engine link itself.
         """
         self.tell_at_once(listener)
         async with aclosing(self.events()) as events:
@@ -140,7 +140,7 @@ class Generation:
         """Has a few new tokens told while a reader of `events` waits, instead of yielded to it.
 
         Args:
-            listener: Gets what `events` would yield, within the engine link's call.
+            listener: Gets what `events` would yield, called by the engine link.
             may_take: Whether it takes anything now; what it doesn't is yielded.
         """
         self._tell_at_once = partial(self._take_at_once, listener, may_take)

@@ -1,18 +1,12 @@
-"""When readers get the news of their requests: at once, or by turns where the loop is behind."""
+"""When readers get the news of their requests: in their order, a few in each round of the loop."""
 
 import asyncio
-import math
+from collections.abc import Iterator
+from itertools import islice
 from typing import Final, Protocol
 
-LATE_NS: Final = 4_000_000
-"""A step that is read so long after its end tells of a loop that is behind."""
-EARLY_NS: Final = 1_500_000
-"""One that is read sooner tells of a loop that keeps up."""
-ALWAYS_AT_ONCE: Final = 32
-"""So few streams are never what keeps the loop."""
-_MIN_SHARE: Final = 1 / 2
-_MAX_WAIT_S: Final = 0.03
-"""How long news wait for a further step at most."""
+NUM_A_ROUND: Final = 16
+"""So many streams get their news in one round of the event loop: a millisecond's work, about."""
 
 
 class Announced(Protocol):
@@ -30,51 +24,38 @@ class Announcements:
     """Streams that have news, those first that wait longest. Used on one event loop.
 
     A step has news for all streams at the same moment, and a message costs the same with one token
-    or with two. So where steps are read late, a read brings its news to half of the streams, about,
-    and the others get it with the next step's. Nobody waits for more than one further step, and a
-    start or an end waits for none.
+    or with two. So streams stand in a line, and each round of the loop serves the next few, whose
+    messages are written before the round after it. What comes for a stream that stands in line goes
+    out with what it has. So while the loop keeps up, all is told before the next step comes; where
+    it does not, everybody waits for one time around at most and gets the more at once.
+
+    A start or an end waits for nobody, nor do a few streams.
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[Announced, None] = {}
-        self._num_left = 0  # The first so many have waited for this read.
-        self._share = 1.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._line: dict[Announced, None] = {}
+        self._next_round: asyncio.Handle | None = None
 
     def add(self, stream: Announced) -> None:
-        """Notes that a stream has news."""
-        self._waiting[stream] = None
+        """Notes that a stream has news; it keeps its place where it stands in line."""
+        self._line[stream] = None
 
-    def bring(self, lag_ns: int) -> None:
-        """Brings news to readers, behind all that a read held.
-
-        Args:
-            lag_ns: How long ago the last step in it had ended.
-        """
-        if lag_ns > LATE_NS:
-            self._share = max(_MIN_SHARE, self._share / 2)
-        elif lag_ns < EARLY_NS:
-            self._share = min(1.0, self._share * 1.25)
-        waiting, self._waiting = self._waiting, {}
-        num_due = max(self._num_left, ALWAYS_AT_ONCE, math.ceil(len(waiting) * self._share))
-        for index, stream in enumerate(waiting):
-            if index < num_due or stream.is_urgent:
-                stream.announce()
-            else:
-                self._waiting[stream] = None
-        self._num_left = len(self._waiting)
-        self._set_timer()
-
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._waiting:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(_MAX_WAIT_S, self._bring_rest)
-
-    def _bring_rest(self) -> None:
-        self._timer = None
-        waiting, self._waiting, self._num_left = self._waiting, {}, 0
-        for stream in waiting:
+    def bring(self) -> None:
+        """Brings news to readers, behind all that a read held."""
+        for stream in [each for each in self._line if each.is_urgent]:
+            del self._line[stream]
             stream.announce()
+        if self._next_round is None:
+            self._serve()
+
+    def _serve(self) -> None:
+        self._next_round = None
+        for stream in self._taken():
+            stream.announce()
+        if self._line:
+            self._next_round = asyncio.get_running_loop().call_soon(self._serve)
+
+    def _taken(self) -> Iterator[Announced]:
+        for stream in list(islice(self._line, NUM_A_ROUND)):
+            del self._line[stream]
+            yield stream

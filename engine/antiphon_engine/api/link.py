@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import logging
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -82,7 +81,7 @@ class EngineLink:
         self._callbacks: list[Callable[[EngineState], None]] = []
         self._connection: Connection[ToFrontEnd] | None = None
         self._process_id: int | None = None
-        self._streams = OpenStreams(time.monotonic_ns)
+        self._streams = OpenStreams()
         self._query_ids = itertools.count(_HEARTBEAT_ID + 1)
         self._queries: dict[int, asyncio.Future[int | CoreStats]] = {}
         self._heartbeat_sent = False

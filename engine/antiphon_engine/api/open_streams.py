@@ -13,13 +13,10 @@ from antiphon_engine.api.streams import NewsStream, deliver_step
 class OpenStreams:
     """The streams of an engine's requests. Used on one event loop."""
 
-    def __init__(self, clock_ns: Callable[[], int]) -> None:
-        """Sets the clock, CLOCK_MONOTONIC as the engine's."""
-        self._clock_ns = clock_ns
+    def __init__(self) -> None:
         self._streams: dict[int, NewsStream] = {}
         self._request_ids = itertools.count(1)
         self._announcements = Announcements()
-        self._step_end_ns: int | None = None  # Of the last step in this read.
 
     def submit(
         self,
@@ -47,13 +44,10 @@ class OpenStreams:
             self._announcements.add(stream)
             if stream.is_over:
                 self._forget(stream.request_id)
-        self._step_end_ns = step.end_ns
 
     def announce(self) -> None:
         """Brings what a read of the socket held to the readers: it may be several steps' news."""
-        end_ns, self._step_end_ns = self._step_end_ns, None
-        if end_ns is not None:
-            self._announcements.bring(self._clock_ns() - end_ns)
+        self._announcements.bring()
 
     def fail(self, request_id: int, error: AntiphonError) -> None:
         """Ends a request's stream with an error; one that is not there was let go of."""

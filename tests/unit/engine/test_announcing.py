@@ -1,106 +1,114 @@
 import asyncio
 import random
 
-from antiphon_engine.api.announcing import (
-    ALWAYS_AT_ONCE,
-    EARLY_NS,
-    LATE_NS,
-    Announcements,
-)
+from antiphon_engine.api.announcing import NUM_A_ROUND, Announcements
 
-NUM_STREAMS = 4 * ALWAYS_AT_ONCE
-LATE, EARLY = LATE_NS + 1, EARLY_NS - 1
+NUM_STREAMS = 4 * NUM_A_ROUND
 
 
 class Stream:
     def __init__(self, told: list["Stream"]) -> None:
         self.is_urgent = False
+        self.has_news = False
         self.was_told = asyncio.Event()
+        self.num_told_before = 0
+        """How many had been told when its news came."""
         self._told = told
 
     def announce(self) -> None:
         self._told.append(self)
+        self.has_news = False
         self.was_told.set()
 
 
 class Crowd:
-    """Streams that get a token in every step."""
+    """Streams that get a token in every step, and who was told, in order."""
 
     def __init__(self, num_streams: int = NUM_STREAMS) -> None:
         self.told: list[Stream] = []
         self.streams = [Stream(self.told) for _ in range(num_streams)]
         self.announcements = Announcements()
 
-    def read(self, lag_ns: int) -> list[Stream]:
-        """Reads a step and returns who was told."""
-        self.told.clear()
+    def read(self) -> None:
+        """Reads a step."""
         for stream in self.streams:
+            if not stream.has_news:
+                stream.num_told_before = len(self.told)
+            stream.has_news = True
+            stream.was_told.clear()
             self.announcements.add(stream)
-        self.announcements.bring(lag_ns)
-        return list(self.told)
+        self.announcements.bring()
+
+    async def until_told(self) -> None:
+        async with asyncio.timeout(30):
+            for stream in self.streams:
+                await stream.was_told.wait()
 
 
-async def test_all_are_told_at_once_while_the_loop_keeps_up() -> None:
+async def test_all_are_told_in_their_order_without_a_further_step() -> None:
     crowd = Crowd()
 
-    for _ in range(3):
-        assert crowd.read(EARLY) == crowd.streams
-
-
-async def test_they_are_told_by_turns_where_steps_are_read_late() -> None:
-    crowd = Crowd()
-    half = NUM_STREAMS // 2
-
-    told = [crowd.read(LATE) for _ in range(3)]
-
-    assert told[0] == crowd.streams[:half]
-    assert told[1] == crowd.streams[half:]
-    assert set(told[2]) == set(crowd.streams[:half])
-
-
-async def test_all_are_told_at_once_again_when_the_loop_has_caught_up() -> None:
-    crowd = Crowd()
-    crowd.read(LATE)
-
-    for _ in range(6):
-        told = crowd.read(EARLY)
-
-    assert set(told) == set(crowd.streams)
-
-
-async def test_few_streams_never_wait() -> None:
-    crowd = Crowd(ALWAYS_AT_ONCE)
-
-    for _ in range(3):
-        assert crowd.read(LATE) == crowd.streams
-
-
-async def test_a_start_or_an_end_never_waits() -> None:
-    crowd = Crowd()
-    crowd.streams[-1].is_urgent = True
-
-    assert crowd.streams[-1] in crowd.read(LATE)
-
-
-async def test_those_that_wait_are_told_where_no_further_step_comes() -> None:
-    crowd = Crowd()
-    told = crowd.read(LATE)
-
-    await asyncio.wait_for(crowd.streams[-1].was_told.wait(), 30)
+    crowd.read()
+    await crowd.until_told()
 
     assert crowd.told == crowd.streams
-    assert len(told) < NUM_STREAMS
 
 
-async def test_nobody_waits_for_more_than_one_further_step() -> None:
+async def test_the_messages_of_a_few_are_written_before_the_next_few_are_told() -> None:
+    crowd = Crowd()
+    crowd.read()
+    counts = []
+    while len(crowd.told) < NUM_STREAMS:
+        counts.append(len(crowd.told))
+        await asyncio.sleep(0)
+
+    assert counts == list(range(NUM_A_ROUND, NUM_STREAMS, NUM_A_ROUND))
+
+
+async def test_a_few_never_wait() -> None:
+    crowd = Crowd(NUM_A_ROUND)
+
+    for _ in range(3):
+        crowd.told.clear()
+        crowd.read()
+        assert crowd.told == crowd.streams
+
+
+async def test_a_start_or_an_end_waits_for_nobody_and_is_told_once() -> None:
+    crowd = Crowd()
+    crowd.read()
+    crowd.streams[-1].is_urgent = True
+
+    crowd.read()
+
+    assert crowd.told == [*crowd.streams[:NUM_A_ROUND], crowd.streams[-1]]
+    await crowd.until_told()
+    assert crowd.told.count(crowd.streams[-1]) == 1
+
+
+async def test_nothing_is_done_where_nobody_has_news() -> None:
+    crowd = Crowd()
+    crowd.announcements.bring()
+    crowd.read()
+    await crowd.until_told()
+    crowd.told.clear()
+
+    crowd.announcements.bring()
+    await asyncio.sleep(0)
+
+    assert crowd.told == []
+
+
+async def test_nobody_is_told_twice_while_another_waits_however_fast_steps_come() -> None:
     rng = random.Random(4)
     crowd = Crowd()
-    waiting: set[Stream] = set()
-    for _ in range(200):
-        lag_ns = rng.choice([EARLY, LATE, (EARLY + LATE) // 2])
-        crowd.streams = [Stream(crowd.told) for _ in range(rng.randrange(NUM_STREAMS))]
+    for _ in range(300):
+        for _ in range(rng.randrange(3)):
+            crowd.read()
+        await asyncio.sleep(0)
 
-        told = set(crowd.read(lag_ns))
-
-        assert waiting <= told
-        waiting = set(crowd.streams) - told
+        for stream in crowd.streams:
+            if stream.has_news:
+                told_meanwhile = crowd.told[stream.num_told_before :]
+                assert len(set(told_meanwhile)) == len(told_meanwhile)
+    await crowd.until_told()

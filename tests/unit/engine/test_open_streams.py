@@ -28,7 +28,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.sent: list[ToEngine] = []
-        self.open = OpenStreams(lambda: 100)
+        self.open = OpenStreams()
 
     def submit(self) -> NewsStream:
         return self.open.submit(REQUEST, max_unread_bytes=1 << 20, send=self.sent.append)
