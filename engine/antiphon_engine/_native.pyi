@@ -215,6 +215,7 @@ class EngineCore:
         session: int = 0,
         retention_priority: int = 50,
         retention_us: int = 0,
+        arrival_ns: int = 0,
     ) -> int:
         """Queues a request and returns its handle, which is never 0. Copies the arrays.
 
@@ -223,6 +224,7 @@ class EngineCore:
         blocks of the tip before that no longer lead there are the first to be evicted. Its blocks
         stay cached with `retention_priority`, 0 (first to go) to 100, which falls to 0 after
         `retention_us` microseconds without use (0: never). Hints all: memory pressure always wins.
+        `arrival_ns` is only told again by `times`.
 
         Raises:
             ValueError: the prompt is empty, or prompt and one output token exceed the context, or
@@ -254,31 +256,39 @@ class EngineCore:
         Its next row has FLAG_RESUMED if it had rows before. Where it isn't held nothing changes.
         """
 
-    def plan(self, set_index: int, now_us: int = 0) -> int:
+    def plan(self, set_index: int, now_ns: int = 0) -> int:
         """Fills the buffers of a set with the next step; returns its id, or 0: nothing can run.
 
         A step may have copies alone and no rows. With `run_ahead` n, up to n steps planned earlier
         may not be committed yet; tokens that those will bring are read on the device: `input_ids`
-        has -1 and `gather_slot` the slot. `now_us`: a clock that never goes back.
+        has -1 and `gather_slot` the slot. `now_ns`: a clock that never goes back.
 
         Raises:
             StalledError: after `stall_passes` plans in a row that found nothing to run while
                 requests wait and no step is in flight.
         """
 
-    def commit(self, step_id: int) -> None:
+    def commit(self, step_id: int, now_ns: int = 0) -> None:
         """Takes the step's `tokens` and `num_tokens`, fills `result`, frees and publishes blocks.
 
         Steps are committed in the order in which they were planned, when they and their copies have
         been carried out. Rows of requests that ended since the plan, or are of an older epoch,
-        change nothing: their result is all zeros.
+        change nothing: their result is all zeros. `now_ns`: when the step was carried out.
         """
 
     def tokens(self, handle: int) -> NDArray[np.int32]:
         """Returns a copy of the request's prompt and output so far; empty if it is gone."""
 
-    def num_pauses(self, handle: int) -> int:
-        """Returns how often a request was paused, holds not counted; 0 if it is gone."""
+    def times(
+        self, handle: int
+    ) -> tuple[dict[str, int], NDArray[np.int64], NDArray[np.int64]] | None:
+        """Returns what happened to a request so far or up to its end: counts, chunks, rests.
+
+        The counts are named as in RequestTimes. A chunk is (start, end, first step, steps, tokens,
+        rows) and a rest is (start, end, whether held), instants as `plan` and `commit` were told
+        them. A request that has ended is known until its place is used again, by a submit; None
+        behind that.
+        """
 
     def rewind_session(self, session: int, num_tokens: int) -> bool:
         """Moves a session's tip back to its first `num_tokens` tokens; False if it has no tip.

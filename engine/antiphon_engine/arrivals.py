@@ -18,6 +18,7 @@ class _Waiting:
     """A request whose guides are being made."""
 
     request: GenerationRequest
+    arrival_ns: int
     held: bool = False
 
 
@@ -42,17 +43,23 @@ class Arrivals:
         self._guide_maker.close()
 
     def submit(
-        self, request_id: int, request: GenerationRequest, *, is_overloaded: bool
+        self,
+        request_id: int,
+        request: GenerationRequest,
+        *,
+        arrival_ns: int,
+        is_overloaded: bool,
     ) -> RequestFailed | None:
         """Takes a request; returns why it can't be served, where that is known at once.
 
         Args:
             request_id: New.
             request: As the front end asks for it.
+            arrival_ns: When it came, CLOCK_MONOTONIC.
             is_overloaded: Whether guided requests are to be refused for now.
         """
         if not needs_guides(request):
-            return self._requests.submit(request_id, request)
+            return self._requests.submit(request_id, request, arrival_ns=arrival_ns)
         fault = self._requests.find_fault(request_id, request)
         if fault is not None:
             return fault
@@ -64,7 +71,7 @@ class Arrivals:
                     "Too many constraints that took too long are still at work; retry later.",
                 ),
             )
-        self._waiting[request_id] = _Waiting(request=request)
+        self._waiting[request_id] = _Waiting(request=request, arrival_ns=arrival_ns)
         self._guide_maker.start(request_id, request)
         return None
 
@@ -118,7 +125,12 @@ class Arrivals:
             return None
         if prepared.error is not None:
             return self._requests.refuse(prepared.request_id, prepared.error)
-        failed = self._requests.submit(prepared.request_id, waiting.request, guides=prepared.guides)
+        failed = self._requests.submit(
+            prepared.request_id,
+            waiting.request,
+            arrival_ns=waiting.arrival_ns,
+            guides=prepared.guides,
+        )
         if failed is None and waiting.held:
             self._requests.hold(prepared.request_id)
         return failed

@@ -184,6 +184,7 @@ class EngineLoop:
                 failed = self._arrivals.submit(
                     message.request_id,
                     message.request,
+                    arrival_ns=self._clock_ns(),
                     is_overloaded=self._guidance.is_overloaded,
                 )
                 if failed is not None:
@@ -239,7 +240,7 @@ class EngineLoop:
         """Plans a step and has it computed; returns whether there was one."""
         start_ns = self._clock_ns()
         set_index = self._set_index
-        step_id = self._core.plan(set_index, start_ns // 1000)
+        step_id = self._core.plan(set_index, start_ns)
         if not step_id:
             return False
         plan = self._executor.buffers(set_index)
@@ -284,7 +285,7 @@ class EngineLoop:
         if self._settings.delay_commit_s:
             time.sleep(self._settings.delay_commit_s)
         executed_ns = self._clock_ns()
-        self._core.commit(flight.step_id)
+        self._core.commit(flight.step_id, executed_ns)
         committed_ns = self._clock_ns()
         plan = self._executor.buffers(flight.set_index)
         self._guidance.note_tokens(plan)
@@ -311,8 +312,6 @@ class EngineLoop:
             active = self._requests.owner(handle)
             assert active is not None, f"core request {handle} has ended and is planned"
             rested = bool(plan["flags"][row] & _native.FLAG_RESUMED)
-            if rested:
-                self._requests.note_rest(handle)
             prompt, output = self._requests.split_tokens(handle, has_output=rested)
             self._sampler.assign_slot(
                 int(plan["slot"][row]), active.request, prompt=prompt, output=output

@@ -22,6 +22,7 @@ from antiphon_engine.api.messages import (
     RewindSession,
     Scope,
 )
+from antiphon_engine.core_times import read_times
 from antiphon_engine.grammar.guide import Guide
 from antiphon_engine.request_checks import Fault, find_fault, is_sound
 from antiphon_engine.resumption import rest_of
@@ -50,6 +51,7 @@ class ActiveRequest:
     """What is still to be done of it; see `rest_of`."""
     prompt: NDArray[np.int32]
     """The core's: with output that was generated before."""
+    arrival_ns: int
     guides: tuple[Guide, ...] = ()
     """One for each output, where something holds for its tokens."""
     handles: list[int] = field(default_factory=list)
@@ -81,8 +83,6 @@ class Requests:
         self._output_indices = np.zeros(num_reserved, np.int32)
         self._guides: list[Guide | None] = [None] * num_reserved
         self._num_tokens = np.zeros(num_reserved, np.int32)
-        self._num_steps = np.zeros(num_reserved, np.int32)
-        self._num_pauses = np.zeros(num_reserved, np.int32)
         self._num_held = 0
         self.num_finished: Counter[str] = Counter()
         """Outputs that ended, by the contract's finish reason, and requests refused, by reason."""
@@ -108,13 +108,19 @@ class Requests:
         return self._refused(request_id, fault)
 
     def submit(
-        self, request_id: int, request: GenerationRequest, *, guides: tuple[Guide, ...] = ()
+        self,
+        request_id: int,
+        request: GenerationRequest,
+        *,
+        arrival_ns: int,
+        guides: tuple[Guide, ...] = (),
     ) -> RequestFailed | None:
         """Queues every output of a request in the core, or says why none can be.
 
         Args:
             request_id: New.
             request: Checked here.
+            arrival_ns: When it came, CLOCK_MONOTONIC.
             guides: One for each output, or none: every token may be drawn.
         """
         assert request_id not in self._active, f"request {request_id} is there already"
@@ -124,6 +130,7 @@ class Requests:
                 request_id=request_id,
                 request=rest_of(request),
                 prompt=np.frombuffer(request.prompt, np.int32),
+                arrival_ns=arrival_ns,
                 guides=guides,
             )
             fault = self._submit_outputs(active)
@@ -207,10 +214,6 @@ class Requests:
         index = _index(handle)
         return self._guides[index] if self._handles[index] == handle else None
 
-    def note_rest(self, handle: int) -> None:
-        """Notes that a core request goes on after a pause or a hold."""
-        self._num_pauses[_index(handle)] = self._core.num_pauses(handle)
-
     def split_tokens(
         self, handle: int, *, has_output: bool
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -230,17 +233,10 @@ class Requests:
         indices = (handles & _INDEX_MASK).astype(np.int64)
         return self._request_ids[indices], self._output_indices[indices]
 
-    def note_progress(
-        self,
-        handles: NDArray[np.uint64],
-        *,
-        num_tokens: NDArray[np.int32],
-        num_steps: NDArray[np.int32],
-    ) -> None:
+    def note_progress(self, handles: NDArray[np.uint64], *, num_tokens: NDArray[np.int32]) -> None:
         """Notes how far each of `handles` has come, for when it ends. None of them has ended."""
         indices = (handles & _INDEX_MASK).astype(np.int64)
         self._num_tokens[indices] = num_tokens
-        self._num_steps[indices] = num_steps
 
     def hint(self, message: CloseSession | ForkSession | RewindSession) -> None:
         """Passes a hint on; one whose values make no sense is dropped."""
@@ -286,6 +282,7 @@ class Requests:
                     session=0 if output_index else request.session,
                     retention_priority=request.retention_priority,
                     retention_us=request.retention_us,
+                    arrival_ns=active.arrival_ns,
                 )
                 active.handles.append(handle)
                 self._bind(handle, active, output_index)
@@ -329,8 +326,6 @@ class Requests:
         self._request_ids[index] = active.request_id
         self._output_indices[index] = output_index
         self._num_tokens[index] = 0
-        self._num_steps[index] = 0
-        self._num_pauses[index] = 0
 
     def _unbind(self, handle: int) -> None:
         self._owners[_index(handle)] = None
@@ -350,8 +345,6 @@ class Requests:
         self._request_ids = np.pad(self._request_ids, (0, more))
         self._output_indices = np.pad(self._output_indices, (0, more))
         self._num_tokens = np.pad(self._num_tokens, (0, more))
-        self._num_steps = np.pad(self._num_steps, (0, more))
-        self._num_pauses = np.pad(self._num_pauses, (0, more))
 
     def _end(
         self,
@@ -363,6 +356,7 @@ class Requests:
     ) -> OutputEnded:
         index = _index(handle)
         active = self._live_owner(handle)
+        times = read_times(self._core, handle)
         self._unbind(handle)
         active.handles[output_index] = 0
         if not any(active.handles):
@@ -378,8 +372,10 @@ class Requests:
                 if num_tokens is None
                 else num_tokens
             ),
-            num_steps=int(self._num_steps[index]),
-            num_preemptions=int(self._num_pauses[index]),
+            num_steps=times.num_steps,
+            num_preemptions=times.num_preemptions,
+            # The others reuse what the first computed.
+            times=times if output_index == 0 else None,
         )
 
 

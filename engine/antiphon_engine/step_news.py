@@ -38,9 +38,7 @@ def collect_news(
     num_rows = int(plan["header"][_native.HEADER_NUM_ROWS])
     handles, result = plan["handle"][:num_rows], plan["result"][:num_rows]
     counted = result[:, 3] > 0
-    requests.note_progress(
-        handles[counted], num_tokens=result[counted, 2], num_steps=result[counted, 3]
-    )
+    requests.note_progress(handles[counted], num_tokens=result[counted, 2])
     brought = np.nonzero(result[:, 0])[0]
     request_ids, output_indices = requests.names(handles[brought])
     return StepNews(

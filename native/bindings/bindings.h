@@ -44,6 +44,9 @@ class PyEngineCore {
 // Registers what sessions and readers of KV events call, on the class that BindCore makes.
 void BindCacheMethods(pybind11::class_<PyEngineCore>& core);
 
+// Registers what tells of when things happened to a request, on the class that BindCore makes.
+void BindTimes(pybind11::class_<PyEngineCore>& core);
+
 using TokenArray = pybind11::array_t<TokenId, pybind11::array::c_style>;
 
 // Throws std::invalid_argument that calls the array `name` where it has not one dimension.

@@ -94,7 +94,7 @@ void BindSubmission(py::class_<PyEngineCore>& core) {
          std::int32_t max_output_tokens, const TokenArray& end_ids, const TokenArray& stop_ids,
          std::uint64_t seed, std::int32_t output_index, std::int32_t priority, std::uint32_t flags,
          std::int32_t adapter, Handle leader, std::uint64_t session,
-         std::int32_t retention_priority, std::int64_t retention_us) {
+         std::int32_t retention_priority, std::int64_t retention_us, std::int64_t arrival_ns) {
         return self.core().Submit(
             {.prompt = ToSpan(prompt, "prompt"),
              .scope = scope,
@@ -108,12 +108,14 @@ void BindSubmission(py::class_<PyEngineCore>& core) {
              .adapter = adapter,
              .leader = leader,
              .session = session,
-             .retention = {.priority = retention_priority, .duration_us = retention_us}});
+             .retention = {.priority = retention_priority, .duration_us = retention_us},
+             .arrival_ns = arrival_ns});
       },
       py::arg("prompt").noconvert(), py::kw_only(), "scope"_a, "max_output_tokens"_a,
       py::arg("end_ids").noconvert(), py::arg("stop_ids").noconvert(), "seed"_a,
       "output_index"_a = 0, "priority"_a = 50, "flags"_a = 0, "adapter"_a = 0, "leader"_a = 0,
-      "session"_a = 0, "retention_priority"_a = Retention::kDefaultPriority, "retention_us"_a = 0);
+      "session"_a = 0, "retention_priority"_a = Retention::kDefaultPriority, "retention_us"_a = 0,
+      "arrival_ns"_a = 0);
   core.def(
       "abort", [](PyEngineCore& self, Handle handle) { return self.core().Abort(handle); },
       "handle"_a);
@@ -135,13 +137,16 @@ void BindSteps(py::class_<PyEngineCore>& core) {
   core.def("register_buffers", &PyEngineCore::RegisterBuffers, "set_index"_a);
   core.def(
       "plan",
-      [](PyEngineCore& self, std::int32_t set_index, std::int64_t now_us) {
-        return self.core().Plan(set_index, now_us);
+      [](PyEngineCore& self, std::int32_t set_index, std::int64_t now_ns) {
+        return self.core().Plan(set_index, now_ns);
       },
-      "set_index"_a, "now_us"_a = 0, py::call_guard<py::gil_scoped_release>());
+      "set_index"_a, "now_ns"_a = 0, py::call_guard<py::gil_scoped_release>());
   core.def(
-      "commit", [](PyEngineCore& self, StepId step_id) { self.core().Commit(step_id); },
-      "step_id"_a, py::call_guard<py::gil_scoped_release>());
+      "commit",
+      [](PyEngineCore& self, StepId step_id, std::int64_t now_ns) {
+        self.core().Commit(step_id, now_ns);
+      },
+      "step_id"_a, "now_ns"_a = 0, py::call_guard<py::gil_scoped_release>());
 }
 
 void BindInspection(py::class_<PyEngineCore>& core) {
@@ -157,9 +162,6 @@ void BindInspection(py::class_<PyEngineCore>& core) {
         const std::span<const TokenId> tokens = self.core().Tokens(handle);
         return TokenArray(static_cast<py::ssize_t>(tokens.size()), tokens.data());
       },
-      "handle"_a);
-  core.def(
-      "num_pauses", [](PyEngineCore& self, Handle handle) { return self.core().NumPauses(handle); },
       "handle"_a);
   core.def("flush_prefix_cache", [](PyEngineCore& self) { return self.core().FlushPrefixCache(); });
   core.def("stats", [](PyEngineCore& self) { return StatsDict(self.core().stats()); });
@@ -192,6 +194,7 @@ void BindCore(py::module_& module) {
   BindSubmission(core);
   BindSteps(core);
   BindInspection(core);
+  BindTimes(core);
   BindCacheMethods(core);
 }
 

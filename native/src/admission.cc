@@ -221,6 +221,7 @@ void EngineCore::Admit(Request& request) {
   --num_waiting_;
   num_paused_ -= request.state == RequestState::kPaused ? 1 : 0;
   const std::int32_t num_claimed = cache_.Claim(match_, request.chain);
+  request.num_claimed = num_claimed;
   request.blocks_promised = BlocksToPromise(request);
   capacity_.Reserve(request.num_reserved());
   request.refusal = {};

@@ -32,8 +32,10 @@ inline FinishReason EngineCore::ReasonToEnd(const Request& request, TokenId toke
 }
 
 // Returns why the request has ended, or kNone.
-inline FinishReason EngineCore::CommitRow(const PlannedRow& row, TokenId token,
-                                          std::int32_t num_tokens, std::int32_t* result) {
+inline FinishReason EngineCore::CommitRow(const BufferSet& set, std::size_t index) {
+  const PlannedRow& row = set.rows[index];
+  const TokenId token = set.buffers.tokens[index];
+  std::int32_t* result = set.buffers.result + index * kResultColumns;
   Request& request = *row.request;
   ANTIPHON_CHECK(request.num_inflight >= row.shape.q_len);
   request.num_inflight -= row.shape.q_len;
@@ -43,6 +45,7 @@ inline FinishReason EngineCore::CommitRow(const PlannedRow& row, TokenId token,
     std::fill_n(result, kResultColumns, 0);
     return FinishReason::kNone;
   }
+  NoteCommitted(request, set, row.shape);
   if ((request.chain.num_published + 1) * config_.block_tokens <= request.num_settled()) {
     Publish(request);
   }
@@ -52,7 +55,7 @@ inline FinishReason EngineCore::CommitRow(const PlannedRow& row, TokenId token,
   }
   FinishReason reason = FinishReason::kNone;
   if (row.shape.samples) {
-    Check(num_tokens == 1 && token >= 0, "a row that samples brought no token");
+    Check(set.buffers.num_tokens[index] == 1 && token >= 0, "a row that samples brought no token");
     request.tokens.push_back(token);
     ++num_generated_;
     reason = ReasonToEnd(request, token);
@@ -69,17 +72,30 @@ inline FinishReason EngineCore::CommitRow(const PlannedRow& row, TokenId token,
   return reason;
 }
 
-void EngineCore::Commit(StepId step) {
+// What a row that counts means for its request's times.
+inline void EngineCore::NoteCommitted(Request& request, const BufferSet& set, RowShape shape) {
+  const auto num_rows = static_cast<std::int32_t>(set.rows.size());
+  ++request.num_steps;
+  request.num_batch_rows += num_rows;
+  request.max_batch_rows = std::max(request.max_batch_rows, num_rows);
+  if (shape.is_chunk() && request.num_output() == 0) {
+    requests_.times(request).AddChunk({.start_ns = set.planned_ns,
+                                       .end_ns = now_ns_,
+                                       .step = set.step,
+                                       .num_steps = 1,
+                                       .num_tokens = shape.q_len,
+                                       .num_rows = num_rows});
+  }
+}
+
+void EngineCore::Commit(StepId step, std::int64_t now_ns) {
   Check(num_steps_in_flight_ > 0 && step == last_step_ - num_steps_in_flight_ + 1,
         "a step is committed that is not the oldest in flight");
   BufferSet& set = SetOf(step);
-  const StepBuffers& buffers = set.buffers;
+  now_ns_ = std::max(now_ns_, now_ns);
   bool has_ended = false;
   for (std::size_t row = 0; row < set.rows.size(); ++row) {
-    const FinishReason reason =
-        CommitRow(set.rows[row], buffers.tokens[row], buffers.num_tokens[row],
-                  buffers.result + row * kResultColumns);
-    has_ended = has_ended || reason != FinishReason::kNone;
+    has_ended = CommitRow(set, row) != FinishReason::kNone || has_ended;
   }
   if (has_ended) {
     std::erase_if(running_, [](const Request* request) { return !request->running(); });
@@ -191,11 +207,19 @@ void EngineCore::End(Request& request, std::int32_t num_wanted) {
 
 // Lets an ended request go, at once or when its rows in flight are committed.
 void EngineCore::Retire(Request& request, std::int32_t num_wanted) {
+  CloseTimes(request);
   if (request.fenced()) {
     Drain(request, num_wanted);
   } else {
     Free(request, request.num_settled(), num_wanted);
   }
+}
+
+// What comes of rows in flight is none of the request's any more.
+void EngineCore::CloseTimes(const Request& request) {
+  RequestTimes& times = requests_.times(request);
+  times.EndRest(now_ns_);
+  request.TellSteps(times);
 }
 
 // What is in flight may still be written, but counts for nothing.

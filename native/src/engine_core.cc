@@ -147,6 +147,7 @@ Handle EngineCore::Submit(const SubmitSpec& spec) {
   Request& request = requests_.Add();
   request.epoch = 1;
   request.arrival = next_arrival_++;
+  requests_.times(request).arrival_ns = spec.arrival_ns;
   request.priority = spec.priority;
   request.session = spec.session;
   request.leader = spec.leader;
@@ -188,9 +189,16 @@ std::span<const TokenId> EngineCore::Tokens(Handle handle) const {
   return request == nullptr ? std::span<const TokenId>() : request->tokens;
 }
 
-std::int32_t EngineCore::NumPauses(Handle handle) const {
-  const Request* request = requests_.Find(handle);
-  return request == nullptr ? 0 : request->num_pauses;
+std::optional<RequestTimes> EngineCore::Times(Handle handle) const {
+  const RequestTimes* known = requests_.FindTimes(handle);
+  if (known == nullptr) {
+    return std::nullopt;
+  }
+  RequestTimes times = *known;
+  if (const Request* request = requests_.Find(handle); request != nullptr && request->live()) {
+    request->TellSteps(times);
+  }
+  return times;
 }
 
 bool EngineCore::RewindSession(std::uint64_t session, std::int64_t num_tokens) {

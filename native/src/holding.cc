@@ -51,7 +51,7 @@ void EngineCore::LetRest(Request& request) {
   if (request.fenced()) {
     return;
   }
-  const NodeId tip = Suspend(request);
+  const NodeId tip = Suspend(request, /*held=*/true);
   if (request.session != 0) {
     sessions_.SetTip(request.session, tip);
   }

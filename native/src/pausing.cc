@@ -49,18 +49,18 @@ std::int32_t EngineCore::NumOwnBlocks(const Request& request) const {
 }
 
 void EngineCore::Pause(Request& request) {
-  Suspend(request);
+  Suspend(request, /*held=*/false);
   request.state = RequestState::kPaused;
   queue_.Add(request);
   ++num_waiting_;
   ++num_paused_;
   ++num_preemptions_;
-  ++request.num_pauses;
+  ++requests_.times(request).num_preemptions;
 }
 
 // Takes blocks, slot and place among those who run from a request; its tokens stay. Returns the
 // node that its computed tokens are left in.
-NodeId EngineCore::Suspend(Request& request) {
+NodeId EngineCore::Suspend(Request& request, bool held) {
   ANTIPHON_CHECK(request.running() && !request.fenced() && request.num_pending == 0);
   const auto width = static_cast<std::size_t>(config_.block_tokens);
   for (auto num_hashes = request.block_hashes.size();
@@ -69,11 +69,14 @@ NodeId EngineCore::Suspend(Request& request) {
     request.block_hashes.push_back(
         HashTokens(std::span<const TokenId>(request.tokens).subspan(num_hashes * width, width)));
   }
+  if (request.started) {
+    requests_.times(request).StartRest(now_ns_, held);
+    request.num_reached = std::max(request.num_reached, request.num_computed);
+  }
   GiveBack(request);
   const NodeId tip = ReleaseChain(request, request.num_computed, request.num_known());
   std::erase(running_, &request);
   ++request.epoch;
-  request.num_reached = std::max(request.num_reached, request.num_computed);
   request.num_computed = 0;
   return tip;
 }

@@ -4,7 +4,7 @@
 
 namespace antiphon {
 
-StepId EngineCore::Plan(std::int32_t set_index, std::int64_t now_us) {
+StepId EngineCore::Plan(std::int32_t set_index, std::int64_t now_ns) {
   ANTIPHON_CHECK(set_index >= 0 && set_index < config_.num_buffer_sets);
   BufferSet& set = sets_[static_cast<std::size_t>(set_index)];
   ANTIPHON_CHECK(set.registered);
@@ -13,7 +13,8 @@ StepId EngineCore::Plan(std::int32_t set_index, std::int64_t now_us) {
   ++num_plans_;
   set.rows.clear();
   contributions_.clear();
-  cache_.BeginStep(now_us, config_.max_step_copies);
+  now_ns_ = std::max(now_ns_, now_ns);
+  cache_.BeginStep(now_ns_ / 1000, config_.max_step_copies);
   batcher_.Begin(set.buffers.max_table_deltas);
   Step step{.writer = PlanWriter(set.buffers, config_.block_tokens), .rows = set.rows};
 
@@ -40,6 +41,7 @@ StepId EngineCore::Plan(std::int32_t set_index, std::int64_t now_us) {
   num_empty_plans_ = 0;
   set.holds = cache_.TakeHolds();
   set.step = ++last_step_;
+  set.planned_ns = now_ns_;
   ++num_steps_in_flight_;
   step.writer.Finish(set.step, cache_.copies());
   return set.step;
@@ -50,7 +52,6 @@ inline void EngineCore::NoteRow(Request& request, RowShape shape, Step& step) {
   request.num_computed += shape.q_len;
   request.num_inflight += shape.q_len;
   request.num_pending += shape.samples ? 1 : 0;
-  ++request.num_steps;
   request.planned_in = num_plans_;
   if ((request.chain.num_published + 1) * config_.block_tokens <= request.num_computed) {
     NoteContribution(request);
@@ -134,7 +135,7 @@ bool EngineCore::PlanChunk(Request& request, std::int32_t q_len, Step& step) {
   }
   const bool ends_prompt = q_len == request.num_remaining();
   step.writer.AddChunk(request, q_len);
-  num_recomputed_ += std::max(std::min(end, request.num_reached) - request.num_computed, 0);
+  NoteReuse(request, end);
   num_prefilled_ += std::max(
       std::min(end, request.num_prompt) - std::max(request.num_computed, request.num_reached), 0);
   request.started = true;
@@ -144,6 +145,25 @@ bool EngineCore::PlanChunk(Request& request, std::int32_t q_len, Step& step) {
   }
   NoteRow(request, {.q_len = q_len, .samples = ends_prompt, .ends_prompt = ends_prompt}, step);
   return true;
+}
+
+// Notes what the tokens up to `end`, which are computed now, and those before them say of reuse.
+void EngineCore::NoteReuse(const Request& request, std::int32_t end) {
+  const std::int32_t num_again =
+      std::max(std::min(end, request.num_reached) - request.num_computed, 0);
+  num_recomputed_ += num_again;
+  RequestTimes& times = requests_.times(request);
+  times.num_recomputed += num_again;
+  if (!request.new_slot) {
+    return;
+  }
+  times.EndRest(now_ns_);
+  // What it had computed itself before a rest is no reuse.
+  const std::int32_t num_reused = std::max(request.num_computed - request.num_reached, 0);
+  const std::int32_t num_from_host =
+      std::min(num_reused, request.num_computed - request.num_claimed);
+  times.num_host_reused += num_from_host;
+  times.num_device_reused += num_reused - num_from_host;
 }
 
 void EngineCore::TakeBlocks(Request& request, std::int32_t count) {

@@ -30,6 +30,7 @@ RequestTable::RequestTable(std::int32_t max_requests) {
   ANTIPHON_CHECK(max_requests >= 1);
   const auto size = static_cast<std::uint32_t>(max_requests);
   places_.resize(size);
+  times_.resize(size);
   generations_.resize(size, 0);
   free_.reserve(size);
   for (std::uint32_t place = size; place > 0; --place) {
@@ -50,6 +51,7 @@ Request& RequestTable::Add() {
   Request& request = places_[place];
   request.handle = static_cast<Handle>(generations_[place]) << 32 | place;
   request.state = RequestState::kQueued;
+  times_[place].Reset(request.handle, 0);
   return request;
 }
 
@@ -58,11 +60,19 @@ Request* RequestTable::Find(Handle handle) {
 }
 
 const Request* RequestTable::Find(Handle handle) const {
-  const std::uint64_t place = handle & 0xffffffffULL;
+  const std::size_t place = PlaceOf(handle);
   if (place >= places_.size() || handle == 0 || places_[place].handle != handle) {
     return nullptr;
   }
   return &places_[place];
+}
+
+const RequestTimes* RequestTable::FindTimes(Handle handle) const {
+  const std::size_t place = PlaceOf(handle);
+  if (place >= times_.size() || handle == 0 || times_[place].handle != handle) {
+    return nullptr;
+  }
+  return &times_[place];
 }
 
 void RequestTable::Remove(Request& request) {

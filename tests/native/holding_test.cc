@@ -83,7 +83,7 @@ TEST(Hold, WhatWasComputedIsReusedAfterwards) {
   EXPECT_NE(engine.out().flags[0] & kFlagResumed, 0U);
   EXPECT_EQ(engine.out().ctx_len[0], 6);  // seven tokens are known, six were computed
   EXPECT_EQ(engine.out().output_position[0], 2);
-  EXPECT_EQ(engine.core().NumPauses(handle), 0);
+  EXPECT_EQ(engine.core().Times(handle)->num_preemptions, 0);
 }
 
 TEST(Hold, TokensOfRowsInFlightAreKept) {

@@ -205,9 +205,26 @@ def test_hold_and_release_say_whether_the_request_is_there():
     assert (core.stats()["num_held"], core.stats()["num_waiting"]) == (1, 0)
     assert core.plan(0) == 0
     assert core.release(handle)
-    assert core.num_pauses(handle) == 0
     assert core.plan(0) == 1
     core.abort(handle)
     assert not core.hold(handle)
     assert not core.release(handle)
-    assert core.num_pauses(handle) == 0
+
+
+def test_times_of_a_request_are_told_until_its_place_has_another():
+    core = replace(SHAPE, max_requests=1).make_core()
+    core.register_buffers(0, **good_buffers())
+    scope = core.intern_scope(tenant="", cache_scope="", adapter="", weights="")
+    first = Ask(prompt=(5, 6), scope=scope).submit_to(core, arrival_ns=7)
+    core.plan(0, 10)
+    core.abort(first)
+    counts, chunks, rests = core.times(first)
+
+    core.commit(1, 20)
+    second = Ask(prompt=(5, 6), scope=scope).submit_to(core, arrival_ns=30)
+
+    assert (counts["arrival_ns"], counts["num_steps"]) == (7, 0)
+    assert (chunks.shape, rests.shape) == ((0, 6), (0, 3))
+    assert core.times(first) is None
+    assert core.times(second)[0]["arrival_ns"] == 30
+    assert core.times(0) is None

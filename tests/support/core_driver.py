@@ -8,6 +8,7 @@ from antiphon_engine import _native
 from support.core_rows import read_step
 from support.core_state import CoreState
 from support.core_steps import PlannedRow, PlannedStep, Sampler
+from support.core_times import TimesModel
 from support.core_values import Ask, CoreShape, History, ModelRequest
 from support.ghost_kv import GhostKv
 
@@ -22,6 +23,7 @@ class CoreDriver:
         self.ended: dict[int, ModelRequest] = {}
         self.in_flight: deque[PlannedStep] = deque()
         self.now_us = 0
+        self.times = TimesModel(self.core)
         self.ghost = GhostKv(shape, random.Random(seed))
         self._buffers = [shape.make_buffers() for _ in range(shape.num_buffer_sets)]
         for index, buffers in enumerate(self._buffers):
@@ -47,7 +49,8 @@ class CoreDriver:
         return CoreState.of(self.core, self.shape.block_tokens)
 
     def submit(self, ask: Ask) -> int:
-        handle = ask.submit_to(self.core)
+        arrival_ns = self.now_us * 1000
+        handle = ask.submit_to(self.core, arrival_ns=arrival_ns)
         assert handle not in {0, *self.requests, *self.ended}, "I22: a handle names two requests"
         self._num_submitted += 1
         self.requests[handle] = ModelRequest(
@@ -57,6 +60,7 @@ class CoreDriver:
             history=History(ask.scope, ask.prompt),
             free=self._rests(ask.leader),
         )
+        self.times.submit(handle, arrival_ns)
         return handle
 
     def abort(self, handle: int) -> None:
@@ -123,11 +127,12 @@ class CoreDriver:
     def plan(self) -> bool:
         """Plans a step. False if nothing could run."""
         assert self.may_plan
-        step_id = self.core.plan(self._next_set, self.now_us)
+        step_id = self.core.plan(self._next_set, self.times.tell(self.now_us * 1000))
         self._find_paused()
         if step_id == 0:
             return False
         step = read_step(step_id, self._buffers[self._next_set], self.requests, self.shape)
+        self.times.plan(step)
         self.in_flight.append(step)
         self._next_set = (self._next_set + 1) % self.shape.num_buffer_sets
         return True
@@ -141,7 +146,7 @@ class CoreDriver:
     def commit(self) -> None:
         step = self.in_flight[0]
         assert step.executed
-        self.core.commit(step.step_id)
+        self.core.commit(step.step_id, self.times.tell(self.now_us * 1000 + 500))
         self.in_flight.popleft()
         for row in step.rows:
             self._take_result(step, row)
@@ -167,6 +172,7 @@ class CoreDriver:
         """Notes who has given up his blocks because he is held."""
         for request in self._find_suspended():
             assert request.held, "a request lost its blocks and was not paused"
+            self._note_rest(request, held=True)
             self.num_rests += 1
 
     def _find_paused(self) -> None:
@@ -177,7 +183,11 @@ class CoreDriver:
         self._num_pauses = num_pauses
         for request in self._find_suspended():
             request.num_pauses += 1
-            assert self.core.num_pauses(request.handle) == request.num_pauses
+            self._note_rest(request, held=False)
+
+    def _note_rest(self, request: ModelRequest, *, held: bool) -> None:
+        if request.started:
+            self.times.suspend(request.handle, num_computed=request.computed, held=held)
 
     def _find_suspended(self) -> list[ModelRequest]:
         """Notes who has lost his blocks, and returns them: who runs again has another epoch."""
@@ -199,6 +209,7 @@ class CoreDriver:
         assert 1 <= result[3] <= request.num_rows, "steps are counted wrongly"
         if not self.shape.run_ahead:
             assert result[3] == request.num_rows, "steps are counted wrongly"
+        self.times.commit(step, row)
         if not row.samples:
             assert result[:3] == [0, 0, 0]
             return
@@ -215,3 +226,4 @@ class CoreDriver:
         if request is not None:
             request.running = False
             self.ended[handle] = request
+            self.times.end(handle)

@@ -62,6 +62,7 @@ class CoreModel(CoreDriver):
     def check(self) -> None:
         """Checks the whole state, from inside and from outside."""
         self.core.check_invariants()
+        self.times.check()
         state, stats = self.state(), self.core.stats()
         state.check_blocks(self.shape)
         state.check_tree()

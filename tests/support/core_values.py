@@ -156,7 +156,7 @@ class Ask:
     retention_priority: int = 50
     retention_us: int = 0
 
-    def submit_to(self, core: _native.EngineCore) -> int:
+    def submit_to(self, core: _native.EngineCore, *, arrival_ns: int = 0) -> int:
         return core.submit(
             np.array(self.prompt, np.int32),
             scope=self.scope,
@@ -170,6 +170,7 @@ class Ask:
             session=self.session,
             retention_priority=self.retention_priority,
             retention_us=self.retention_us,
+            arrival_ns=arrival_ns,
         )
 
     def output_limit(self, shape: CoreShape) -> int:

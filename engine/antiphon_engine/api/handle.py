@@ -16,6 +16,7 @@ from antiphon_engine.api.messages import (
     Scope,
     TokenLogprobs,
 )
+from antiphon_engine.api.request_times import RequestTimes
 
 MAX_UNREAD_BYTES: Final = 1 << 20
 """What the news of a request may take until they are read, where nothing else is said."""
@@ -55,6 +56,8 @@ class OutputNews:
     """With `ended`."""
     num_preemptions: int = 0
     """With `ended`."""
+    times: RequestTimes | None = None
+    """With `ended`, of output 0 where the engine's core had the request."""
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from array import array
 import msgspec
 
 from antiphon_engine.api.grammar import Grammar, Thinking
+from antiphon_engine.api.request_times import RequestTimes
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -285,6 +286,8 @@ class OutputEnded(_Message, frozen=True, kw_only=True):
     num_tokens: int
     num_steps: int
     num_preemptions: int = 0
+    times: RequestTimes | None = None
+    """Of output 0; None where the request never came to the core."""
 
 
 class TokenLogprobs(_Message, frozen=True, kw_only=True):

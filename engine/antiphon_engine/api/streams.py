@@ -143,6 +143,7 @@ class NewsStream:
         output.ended = ended.reason
         output.num_steps = ended.num_steps
         output.num_preemptions = ended.num_preemptions
+        output.times = ended.times
         self._num_open -= 1
         self._has_news = True
         self._has_tokens_only = False

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -72,6 +73,7 @@ struct SubmitSpec {
   Handle leader = 0;
   std::uint64_t session = 0;  // 0: none
   Retention retention = {};
+  std::int64_t arrival_ns = 0;  // when the engine was asked; told again by Times
 };
 
 struct CoreStats {
@@ -146,18 +148,20 @@ class EngineCore {
   bool Hold(Handle handle);
   bool Release(Handle handle);
 
-  // Returns 0 if nothing can run. `now_us`: a clock that never goes back.
+  // Returns 0 if nothing can run. `now_ns`: a clock that never goes back.
   // Throws StalledError after `stall_passes` calls in a row that found nothing to run while
   // requests wait and no step is in flight.
   // REQUIRES: the set is registered and not in flight; at most `run_ahead` steps are in flight
-  StepId Plan(std::int32_t set_index, std::int64_t now_us = 0);
+  StepId Plan(std::int32_t set_index, std::int64_t now_ns = 0);
 
   // REQUIRES: `step` is the oldest in flight; tokens and num_tokens of its buffers are written, its
   // copies carried out
-  void Commit(StepId step);
+  // `now_ns`: when that was done, on the clock of Plan.
+  void Commit(StepId step, std::int64_t now_ns = 0);
 
-  // How often the request was paused to make room; 0 if it is gone.
-  std::int32_t NumPauses(Handle handle) const;
+  // What happened to a request so far, also to one that has ended; nothing once its place has been
+  // used again, which no earlier than the next Submit does.
+  std::optional<RequestTimes> Times(Handle handle) const;
 
   // The request's prompt and output so far; empty if it is gone.
   std::span<const TokenId> Tokens(Handle handle) const;
@@ -191,6 +195,9 @@ class EngineCore {
     std::int32_t q_len = 0;
     bool samples = false;
     bool ends_prompt = false;
+
+    // Whether it computes known tokens, be it the last of them.
+    bool is_chunk() const { return ends_prompt || !samples; }
   };
   struct PlannedRow {
     Request* request = nullptr;  // keeps its place until the row is committed
@@ -201,6 +208,7 @@ class EngineCore {
     StepBuffers buffers;
     bool registered = false;
     StepId step = 0;  // 0: none in flight
+    std::int64_t planned_ns = 0;
     std::vector<PlannedRow> rows;
     StepHolds holds;
     std::vector<BlockId> left_blocks;  // that chains have left while the step could touch them
@@ -226,6 +234,7 @@ class EngineCore {
   bool TakeNextBlock(Request& request, Step& step);
   bool PlanChunk(Request& request, std::int32_t q_len, Step& step);
   void NoteRow(Request& request, RowShape shape, Step& step);
+  void NoteReuse(const Request& request, std::int32_t end);
   void TakeBlocks(Request& request, std::int32_t count);
   void NoteContribution(const Request& request);
   void ContinueOnloads();
@@ -251,15 +260,15 @@ class EngineCore {
   std::int32_t NumOwnBlocks(const Request& request) const;
   void Pause(Request& request);
   void PauseOnPurpose();
-  NodeId Suspend(Request& request);
+  NodeId Suspend(Request& request, bool held);
 
   // holding.cc
   void LetRest(Request& request);
   void LeaveLine(Request& request);
 
   // committing.cc
-  FinishReason CommitRow(const PlannedRow& row, TokenId token, std::int32_t num_tokens,
-                         std::int32_t* result);
+  FinishReason CommitRow(const BufferSet& set, std::size_t index);
+  void NoteCommitted(Request& request, const BufferSet& set, RowShape shape);
   void CommitVoid(Request& request);
   void Publish(Request& request);
   void PublishPromptTail(const Request& request);
@@ -268,6 +277,7 @@ class EngineCore {
   void WakeFollowers(Request& request);
   void End(Request& request, std::int32_t num_wanted);
   void Retire(Request& request, std::int32_t num_wanted);
+  void CloseTimes(const Request& request);
   void Drain(Request& request, std::int32_t num_wanted);
   void Free(Request& request, std::int32_t num_valid, std::int32_t num_wanted);
   void GiveBack(Request& request);
@@ -296,6 +306,7 @@ class EngineCore {
   PrefixMatch match_;                        // scratch of TryAdmit
   std::uint64_t next_arrival_ = 1;
   std::int64_t num_plans_ = 0;
+  std::int64_t now_ns_ = 0;  // as told last
   StepId last_step_ = 0;
   std::int32_t num_steps_in_flight_ = 0;
   std::int32_t num_empty_plans_ = 0;  // in a row

@@ -6,6 +6,7 @@
 
 #include "antiphon/kv_cache.h"
 #include "antiphon/random.h"
+#include "antiphon/request_times.h"
 #include "antiphon/types.h"
 
 namespace antiphon {
@@ -54,13 +55,15 @@ struct alignas(64) Request {
   SlotId slot = kNoSlot;
   std::int32_t adapter = 0;
   std::int32_t num_prompt = 0;
-  std::int64_t planned_in = 0;    // the plan that last gave it a row or passed it over
-  std::int32_t num_computed = 0;  // leading tokens whose KV is there or being computed
-  std::int32_t num_inflight = 0;  // of those: planned, not committed
-  std::int32_t num_pending = 0;   // output tokens that steps in flight will bring
-  std::int32_t num_steps = 0;
-  std::int32_t output_limit = 0;  // what the caller allows, cut to the context
-  std::uint64_t end_filter = 0;   // FilterBit of every token that ends it
+  std::int64_t planned_in = 0;      // the plan that last gave it a row or passed it over
+  std::int32_t num_computed = 0;    // leading tokens whose KV is there or being computed
+  std::int32_t num_inflight = 0;    // of those: planned, not committed
+  std::int32_t num_pending = 0;     // output tokens that steps in flight will bring
+  std::int32_t num_steps = 0;       // committed
+  std::int32_t output_limit = 0;    // what the caller allows, cut to the context
+  std::int32_t max_batch_rows = 0;  // of the steps that worked on it
+  std::uint64_t end_filter = 0;     // FilterBit of every token that ends it
+  std::int64_t num_batch_rows = 0;  // over those steps
   Draws draws;
   std::vector<TokenId> tokens;  // prompt, then output
   BlockChain chain;
@@ -69,9 +72,9 @@ struct alignas(64) Request {
   std::vector<std::uint64_t> block_hashes;  // of whole blocks, as far as they were needed
   std::int32_t max_output = 0;              // what the caller allows
   std::int32_t num_reached = 0;             // the most that were computed before its last pause
-  std::int32_t num_pauses = 0;
-  std::vector<TokenId> end_ids;   // sorted
-  std::vector<TokenId> stop_ids;  // sorted
+  std::int32_t num_claimed = 0;             // of its prefix, on the device when it was let in
+  std::vector<TokenId> end_ids;             // sorted
+  std::vector<TokenId> stop_ids;            // sorted
 
   std::uint64_t arrival = 0;
   std::int32_t priority = 0;
@@ -94,6 +97,12 @@ struct alignas(64) Request {
   std::int32_t num_blocks() const { return static_cast<std::int32_t>(chain.blocks.size()); }
   // Blocks that it was promised and has yet to take.
   std::int32_t num_reserved() const { return std::max(blocks_promised - num_blocks(), 0); }
+  // Copies what is counted in every step, and so lies here, to where the rest of its times is.
+  void TellSteps(RequestTimes& times) const {
+    times.num_steps = num_steps;
+    times.num_batch_rows = num_batch_rows;
+    times.max_batch_rows = max_batch_rows;
+  }
   bool waiting() const {
     return state == RequestState::kQueued || state == RequestState::kWaitLeader ||
            state == RequestState::kPaused;
@@ -135,6 +144,13 @@ class RequestTable {
   Request* Find(Handle handle);
   const Request* Find(Handle handle) const;
 
+  // What happened to the request so far, to be added to. Stays until the place is used again.
+  RequestTimes& times(const Request& request) { return times_[PlaceOf(request.handle)]; }
+
+  // What happened to a request so far, also to one that has ended; nullptr where its place has been
+  // used again.
+  const RequestTimes* FindTimes(Handle handle) const;
+
   // REQUIRES: the request holds no blocks and no slot
   void Remove(Request& request);
 
@@ -150,7 +166,11 @@ class RequestTable {
   void CheckInvariants() const;
 
  private:
+  static std::size_t PlaceOf(Handle handle) { return handle & 0xffffffffULL; }
+
   std::vector<Request> places_;
+  // Apart, since steps that decode touch a request and not its times.
+  std::vector<RequestTimes> times_;
   std::vector<std::uint32_t> generations_;
   std::vector<std::uint32_t> free_;  // LIFO
 };

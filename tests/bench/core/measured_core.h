@@ -54,7 +54,7 @@ class MeasuredCore {
 
   // Returns false if nothing can run.
   bool Step() {
-    const StepId step = core_.Plan(0, ++now_us_);
+    const StepId step = core_.Plan(0, now_ns_ += 1000);
     if (step != 0) {
       core_.Commit(step);
     }
@@ -68,7 +68,7 @@ class MeasuredCore {
   EngineCore core_;
   std::vector<std::unique_ptr<StepArrays>> sets_;
   ScopeId scope_ = 0;
-  std::int64_t now_us_ = 0;
+  std::int64_t now_ns_ = 0;
 };
 
 }  // namespace antiphon::bench

@@ -110,7 +110,7 @@ class Run {
 
   bool Plan() {
     const std::int32_t set = next_set_;
-    const StepId step = core_.Plan(set, static_cast<std::int64_t>(now_us_));
+    const StepId step = core_.Plan(set, static_cast<std::int64_t>(now_us_ * 1e3));
     if (step == 0) {
       return false;
     }

@@ -112,7 +112,7 @@ bool GhostEngine::Plan(std::int64_t now_us) {
   StepId step = 0;
   {
     const Stopwatch stopwatch(*this);
-    step = core_.Plan(static_cast<std::int32_t>(set), now_us);
+    step = core_.Plan(static_cast<std::int32_t>(set), now_us * 1000);
   }
   if (step == 0) {
     return false;
