@@ -290,9 +290,12 @@ class FakeEngine:
         self._cached.add(scope, stream.prompt)
         self._running.append(stream)
 
+        stream.num_cached = num_cached
+        stream.start_ns = time.monotonic_ns()
+
         def change(news: RequestNews) -> None:
             news.cached_prompt_tokens = min(num_cached, stream.prompt_size)
-            news.first_step_ns = time.monotonic_ns()
+            news.first_step_ns = stream.start_ns
 
         stream.tell(change)
 
@@ -314,10 +317,14 @@ class FakeEngine:
         num_said = sum(len(output.token_ids) for output in stream.outputs)
         is_first = num_said == len(stream.resumed) + 1
 
+        now_ns = time.monotonic_ns()
+        if is_first:
+            stream.first_token_ns = now_ns
+
         def change(news: RequestNews) -> None:
-            news.last_token_ns = time.monotonic_ns()
+            news.last_token_ns = now_ns
             if is_first:
-                news.first_token_ns = news.last_token_ns
+                news.first_token_ns = now_ns
             output = news.outputs.setdefault(index, OutputNews())
             output.token_ids.append(token_id)
             if stream.request.top_logprobs is not None:
@@ -348,6 +355,8 @@ class FakeEngine:
             told = news.outputs.setdefault(index, OutputNews())
             told.ended = reason
             told.num_steps = stream.num_steps
+            if index == 0:
+                told.times = stream.times
 
         stream.tell(change)
 

@@ -1,6 +1,7 @@
 """A request to the engine without a model: its stream, and what tests ask about it."""
 
 import asyncio
+import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from antiphon_engine.api.handle import (
     take_nothing,
 )
 from antiphon_engine.api.messages import FinishReason, GenerationRequest, StopParams
+from antiphon_engine.api.request_times import RequestTimes
+from support.fake_times import one_chunk
 
 Script = Callable[[GenerationRequest, int], Iterable[int]]
 """The token ids of output i of a request. When they run out, an end id follows, or they repeat."""
@@ -75,6 +78,10 @@ class FakeRequest:
             assert said == token_id, "an output goes on behind what was generated of it"
             self.outputs[0].token_ids.append(token_id)
         self.num_steps = 0
+        self.num_cached = 0
+        self.arrival_ns = time.monotonic_ns()
+        self.start_ns = 0
+        self.first_token_ns = 0
         self.cancel_asked = False
         self.max_unread_tokens = max_unread_tokens(request, MAX_UNREAD_BYTES)
         self._hold_asked = False
@@ -89,6 +96,18 @@ class FakeRequest:
     def prompt_size(self) -> int:
         """Tokens of the prompt without output from before."""
         return len(self.prompt) - len(self.resumed)
+
+    @property
+    def times(self) -> RequestTimes:
+        """When what happened to it."""
+        return one_chunk(
+            arrival_ns=self.arrival_ns,
+            start_ns=self.start_ns,
+            end_ns=self.first_token_ns,
+            num_reused=self.num_cached,
+            num_computed=len(self.prompt) - self.num_cached,
+            num_steps=self.num_steps,
+        )
 
     @property
     def held(self) -> bool:
