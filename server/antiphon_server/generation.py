@@ -61,6 +61,7 @@ class Generation:
         self._spec = spec
         self._run = run
         self._checker = model.checker
+        self._latencies = model.latencies
         self._progress = [new_progress(record, spec, model) for record in self.outputs]
         self._unconfirmed = set(range(spec.num_outputs))  # The engine has not told their end.
         self._facts = RequestFacts()
@@ -176,10 +177,21 @@ class Generation:
         self._closed = True
         for timer in self._timers:
             timer.cancel()
+        self._note_latencies()
         self._run.ticket.release()
         leave(self._spec, self._run.place, self.usage.prompt_tokens + self.usage.output_tokens)
         self._run.stream.close()
         self._wait_at_most_until(asyncio.get_running_loop().time())
+
+    def _note_latencies(self) -> None:
+        facts = self._facts
+        if facts.first_token_ns:
+            self._latencies.note(
+                time_to_first_token_ns=facts.first_token_ns - self._spec.received_ns,
+                decode_ns=facts.last_token_ns - facts.first_token_ns,
+                num_tokens=max(len(record.token_ids) for record in self.outputs)
+                - len(self._spec.resumed.token_ids),
+            )
 
     @property
     def _finished(self) -> bool:

@@ -10,6 +10,7 @@ from antiphon_engine.api.handle import EngineHandle
 from antiphon_server.capabilities import BUILT, Capabilities
 from antiphon_server.constraints.checker import ConstraintChecker
 from antiphon_server.constraints.reading import ConstraintLimits
+from antiphon_server.recent_latencies import RecentLatencies
 from antiphon_server.text.prompt_renderer import PromptRenderer
 from antiphon_server.text.tokenizer import Tokenizer
 
@@ -47,6 +48,8 @@ class ServedModel:
     """Whatever ends an answer: the union of the checkpoint's two configs and the tokenizer."""
     checkpoint_config: GenerationConfig = field(default_factory=GenerationConfig)
     """The checkpoint's own sampling defaults."""
+    latencies: RecentLatencies = field(default_factory=RecentLatencies)
+    """Of its latest requests."""
 
     def __post_init__(self) -> None:
         assert self.name.startswith("models/")

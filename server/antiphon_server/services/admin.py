@@ -175,6 +175,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             num_finished_total={**stats.num_finished_total, **_violations(model)},
             step_time=_duration(stats.step_time_ns),
             schedule_time=_duration(stats.schedule_time_ns),
+            latencies=model.latencies.tell(),
         )
 
     def _note_start(self, name: str, state: EngineState) -> None:

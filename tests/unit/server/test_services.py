@@ -164,6 +164,9 @@ async def test_stats_are_the_engines(running: RunningServer) -> None:
     assert stats.step == running.engine.num_steps > 0
     assert stats.num_blocks == 128
     assert stats.num_sessions == 1
+    assert stats.latencies.num_requests == 1
+    assert stats.latencies.time_to_first_token.p50.ToNanoseconds() > 0
+    assert stats.latencies.HasField("time_per_output_token")
     assert stats.start_time.seconds <= stats.sample_time.seconds
 
 
