@@ -40,7 +40,7 @@ _LARGE_BYTES: Final = 64 << 10
 
 Context = ServicerContext[Message, Message]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Message, Message]"
-Read = Callable[[bytes], "Message | _Unreadable"]
+Read = Callable[[bytes], "Message | _Unreadable | _Unread"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,13 @@ class _Unreadable:
     cause: str
 
 
-Requests = Message | _Unreadable | AsyncIterator[Message | _Unreadable]
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """Stands for a message of one who came without a credential that holds."""
+
+
+Received = Message | _Unreadable | _Unread
+Requests = Received | AsyncIterator[Received]
 Readable = Message | AsyncIterator[Message]
 AnswerOnce = Callable[[Readable, Context], Awaitable[Message]]
 AnswerMany = Callable[[Readable, Context], AsyncGenerator[Message, None]]
@@ -196,7 +202,7 @@ class _Method:
         Frames of a stream are looked through for fields where they are handled, so that one is
         refused without the others.
         """
-        if not isinstance(request, Message | _Unreadable):
+        if not isinstance(request, Received):
             return _readable_ones(request, self._still_the_caller(context, interval_s=0.0))
         message = _readable(request)
         if message.ByteSize() > _LARGE_BYTES:
@@ -328,19 +334,23 @@ def _note_failure(read: Callable[[bytes], Message]) -> Read:
     return note_failure
 
 
-def _leave_unread(data: bytes) -> _Unreadable:
+def _leave_unread(data: bytes) -> _Unread:
     """Spares the event loop the messages, up to the largest, of callers without a credential."""
-    return _Unreadable(f"it has {len(data)} bytes and its caller no credential")
+    del data
+    return _Unread()
 
 
-def _readable(request: Message | _Unreadable) -> Message:
+def _readable(request: Received) -> Message:
+    if isinstance(request, _Unread):
+        # The credential has come into force since the call came; it is refused all the same.
+        raise bad_credential()
     if isinstance(request, _Unreadable):
         raise InvalidRequest(FieldViolation("request", f"can't be read: {request.cause}"))
     return request
 
 
 async def _readable_ones(
-    requests: AsyncIterator[Message | _Unreadable], check: Callable[[], None]
+    requests: AsyncIterator[Received], check: Callable[[], None]
 ) -> AsyncIterator[Message]:
     async for request in requests:
         check()
