@@ -5,7 +5,12 @@ from contextlib import asynccontextmanager
 from typing import NoReturn
 
 import grpc
-from antiphon.v1 import inference_pb2_grpc, model_pb2_grpc, session_pb2_grpc
+from antiphon.v1 import (
+    admin_pb2_grpc,
+    inference_pb2_grpc,
+    model_pb2_grpc,
+    session_pb2_grpc,
+)
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 from google.rpc import status_pb2
@@ -19,8 +24,10 @@ async def serving(
     inference: inference_pb2_grpc.InferenceServiceServicer | None = None,
     sessions: session_pb2_grpc.SessionServiceServicer | None = None,
     models: model_pb2_grpc.ModelServiceServicer | None = None,
+    admin: admin_pb2_grpc.AdminServiceServicer | None = None,
+    port: int = 0,
 ) -> AsyncIterator[str]:
-    """Serves these and yields the target to connect to."""
+    """Serves these, at a free port unless one is named, and yields the target to connect to."""
     server = aio.server()
     if inference is not None:
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server)
@@ -28,7 +35,9 @@ async def serving(
         session_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
     if models is not None:
         model_pb2_grpc.add_ModelServiceServicer_to_server(models, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    if admin is not None:
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     try:
         yield f"127.0.0.1:{port}"

@@ -6,13 +6,13 @@ from pathlib import Path
 from antiphon_client import ClientOptions, SyncClient, TlsOptions
 
 
-def add_connection(parser: argparse.ArgumentParser) -> None:
-    """Declares where the server is and how the connection is guarded."""
+def add_connection(parser: argparse.ArgumentParser, *, target: str = "127.0.0.1:50051") -> None:
+    """Declares where the server is, by default at `target`, and how the connection is guarded."""
     group = parser.add_argument_group("connection")
     group.add_argument(
         "--target",
         metavar="ADDRESS",
-        default="127.0.0.1:50051",
+        default=target,
         help="the server, HOST:PORT or unix:PATH (default %(default)s)",
     )
     group.add_argument(
@@ -41,7 +41,18 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
 
 
 def connect(arguments: argparse.Namespace, *, reconnect_timeout_s: float = 60.0) -> SyncClient:
-    """Returns a client as the flags say; it connects with its first call.
+    """Returns a client as the flags say, to connect with its first call; raises as `options_of`."""
+    options = options_of(arguments, reconnect_timeout_s=reconnect_timeout_s)
+    try:
+        return SyncClient(arguments.target, options)
+    except ValueError as error:
+        raise ValueError(f"{error} (--tls, --ca or --insecure)") from None
+
+
+def options_of(
+    arguments: argparse.Namespace, *, reconnect_timeout_s: float = 60.0
+) -> ClientOptions:
+    """Returns how a client behaves, as the flags say.
 
     Raises:
         ValueError: the flags don't go together, or a file is not as it must be.
@@ -55,17 +66,13 @@ def connect(arguments: argparse.Namespace, *, reconnect_timeout_s: float = 60.0)
         certificate=None if arguments.cert is None else arguments.cert.read_bytes(),
         key=None if arguments.key is None else arguments.key.read_bytes(),
     )
-    options = ClientOptions(
+    return ClientOptions(
         tls=tls if is_encrypted else None,
         token="" if arguments.token_file is None else _token(arguments.token_file),
         sends_token_unencrypted=arguments.insecure,
         reconnect_timeout_s=reconnect_timeout_s,
         close_timeout_s=2.0,
     )
-    try:
-        return SyncClient(arguments.target, options)
-    except ValueError as error:
-        raise ValueError(f"{error} (--tls, --ca or --insecure)") from None
 
 
 def _token(path: Path) -> str:

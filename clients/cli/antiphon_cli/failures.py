@@ -11,8 +11,14 @@ _MISTRUST: Final = ("handshake", "ssl", "certificate", "verification")
 _HUNG_UP: Final = "socket closed"
 
 
-def explain(error: ServerError, target: str) -> str:
-    """Returns one line for the person who asked: what happened and what to do."""
+def explain(error: ServerError, target: str, *, port: str = "for clients") -> str:
+    """Returns one line for the person who asked: what happened and what to do.
+
+    Args:
+        error: What happened.
+        target: Who was asked.
+        port: Whom the port is for that should have been asked.
+    """
     if isinstance(error, NotReachable):
         text = error.message.lower()
         if any(word in text for word in _MISTRUST):
@@ -37,7 +43,7 @@ def explain(error: ServerError, target: str) -> str:
     if error.code is StatusCode.UNIMPLEMENTED and not error.reason:
         text = (
             f"what answers at {target} doesn't know this call; "
-            "name the port for clients of an Antiphon server with --target"
+            f"name the port {port} of an Antiphon server with --target"
         )
     if error.reason:
         text += f" ({error.reason})"
@@ -46,7 +52,7 @@ def explain(error: ServerError, target: str) -> str:
     return text
 
 
-def report(error: ServerError, target: str) -> int:
+def report(error: ServerError, target: str, *, port: str = "for clients") -> int:
     """Complains about `error` and returns the exit status that goes with it."""
-    complain(explain(error, target))
+    complain(explain(error, target, port=port))
     return NOT_REACHABLE if isinstance(error, NotReachable) else FAILED

@@ -15,6 +15,8 @@ COMMANDS: Final = {
     "chat": "talk to a model, with the history kept on the server",
     "session": "list, show, export, import and delete conversations",
     "generate": "one answer, streamed to standard output",
+    "trace": "where the time of a turn went",
+    "top": "what an engine does, live",
     "backup": "copy the session store, while its server runs",
     "token": "draw a token, and print the lines that let it in",
 }

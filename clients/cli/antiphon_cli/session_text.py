@@ -21,6 +21,13 @@ def full_name(name: str) -> str:
     return name if name.startswith(_PREFIX) else _PREFIX + name
 
 
+def full_turn_name(name: str) -> str:
+    """Returns `sessions/{session}/turns/{turn}` of that or of both ids; of a session's, nothing."""
+    session, _, turn = name.removeprefix(_PREFIX).partition("/")
+    turn = turn.removeprefix("turns/")
+    return f"{_PREFIX}{session}/turns/{turn}" if turn else ""
+
+
 def short_name(name: str) -> str:
     """Returns the id alone."""
     return name.removeprefix(_PREFIX)

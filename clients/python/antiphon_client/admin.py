@@ -1,6 +1,6 @@
 """The typed client of the server's administrative port."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Self
 
@@ -47,8 +47,8 @@ class AdminClient:
 
     def watch_engine_stats(
         self, *, model: str = "", interval_s: float = 1.0
-    ) -> AsyncIterator[admin_pb2.EngineStats]:
-        """Yields the engine's counters again and again until the reader leaves."""
+    ) -> AsyncGenerator[admin_pb2.EngineStats, None]:
+        """Yields the engine's counters again and again until the reader leaves or closes it."""
         request = admin_pb2.WatchEngineStatsRequest(model=model, interval=duration(interval_s))
         return told(self._stub.WatchEngineStats(request, metadata=self._connection.metadata))
 

@@ -1,7 +1,7 @@
 """The connection to one server and how calls go over it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -120,7 +120,7 @@ class Connection:
         await self.channel.close()
 
 
-async def told(call: aio.UnaryStreamCall[Request, Response]) -> AsyncIterator[Response]:
+async def told(call: aio.UnaryStreamCall[Request, Response]) -> AsyncGenerator[Response, None]:
     """Yields what a streamed call answers; cancels it where the reader leaves early.
 
     Raises:
