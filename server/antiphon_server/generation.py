@@ -2,24 +2,30 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from antiphon.v1.inference_pb2 import GenerationCompleted, OutputFinished, ToolCallReady
-from antiphon.v1.types_pb2 import Delta, FinishReason, GenerationStarted, Timings, Usage
+from antiphon.v1.types_pb2 import (
+    Delta,
+    FinishReason,
+    GenerationStarted,
+    Timings,
+    ToolCall,
+    Usage,
+)
 
 from antiphon_engine.api import messages
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.handle import RequestNews, RequestStream, TakeTokens, take_nothing
 from antiphon_server.access.quotas import Place
 from antiphon_server.admission import Ticket
-from antiphon_server.constraints.request import ConstraintKind
-from antiphon_server.constraints.tool_calls import calls_as_text
-from antiphon_server.generation_output import NewTokens, OutputRecord
+from antiphon_server.generation_output import NewTokens, OutputPart, OutputRecord
 from antiphon_server.generation_spec import GenerationSpec, new_progress
+from antiphon_server.last_look import LastLook
 from antiphon_server.offload import Offload
 from antiphon_server.request_facts import RequestFacts
 from antiphon_server.served_model import ServedModel
@@ -27,13 +33,10 @@ from antiphon_server.served_model import ServedModel
 OutputEvent = Delta | ToolCallReady | OutputFinished
 Event = GenerationStarted | OutputEvent | GenerationCompleted
 Listener = Callable[[Event], None]
+Hold = Callable[[], Awaitable[None]]
 
 _END_GRACE_S: Final = 1.0
 """How long the engine may take to confirm an end before that is told without it."""
-_AS_IT_HAD_TO_BE: Final = frozenset(
-    {FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_TOOL_CALLS}
-)
-"""Ends of outputs that keep to their constraint."""
 _NANOS: Final = 1_000_000_000
 
 
@@ -60,8 +63,8 @@ class Generation:
         self.outputs: Final = [OutputRecord(index=index) for index in range(spec.num_outputs)]
         self._spec = spec
         self._run = run
-        self._checker = model.checker
         self._latencies = model.latencies
+        self._looks = [LastLook(model.checker, spec.constraint) for _ in self.outputs]
         self._progress = [new_progress(record, spec, model) for record in self.outputs]
         self._unconfirmed = set(range(spec.num_outputs))  # The engine has not told their end.
         self._facts = RequestFacts()
@@ -71,6 +74,7 @@ class Generation:
         self._wait_until: float | None = None  # On the loop's clock.
         self._patience: asyncio.Timeout | None = None
         self._tell_at_once: TakeTokens = take_nothing
+        self._late_calls: list[tuple[int, ToolCall]] = []  # Came where nothing can be waited for.
         self._timers = list(self._start_timers())
 
     @property
@@ -117,7 +121,7 @@ class Generation:
                     told_start = True
                     for event in await self._begin():
                         yield event
-                for index, part in self._parts(news):
+                for index, part in self._cut(news):
                     for event in await self._events_of(index, part):
                         yield event
             await self._settle()
@@ -125,14 +129,20 @@ class Generation:
         finally:
             self.close()
 
-    async def tell(self, listener: Listener) -> None:
+    async def tell(self, listener: Listener, *, before_call: Hold | None = None) -> None:
         """Tells what happens, as it happens, in place of `events`.
 
         A few new tokens are told without this task being woken, by the engine link itself.
+
+        Args:
+            listener: Gets each event.
+            before_call: Awaited before a complete call is told; nothing is told meanwhile.
         """
         self.tell_at_once(listener)
         async with aclosing(self.events()) as events:
             async for event in events:
+                if before_call is not None and isinstance(event, ToolCallReady):
+                    await before_call()
                 listener(event)
 
     def tell_at_once(
@@ -267,7 +277,7 @@ class Generation:
             seed=self._spec.config.sampling.seed,
         )
 
-    def _parts(self, news: RequestNews | None) -> list[tuple[int, NewTokens]]:
+    def _cut(self, news: RequestNews | None) -> list[tuple[int, NewTokens]]:
         """Returns what there is of each output, cut to what one delta may hold."""
         if news is None:
             # The engine gives no word on an end that was asked for, so it is taken as done.
@@ -308,48 +318,48 @@ class Generation:
         self._facts.note_tokens(news)
         for index, new in news.outputs.items():
             if not self.outputs[index].finished:
-                for delta in progress[index].take(new):
-                    listener(delta)
+                for part in progress[index].take(new):
+                    if isinstance(part, Delta):
+                        listener(part)
+                    else:
+                        self._late_calls.append((index, part))
         return True
 
     async def _events_of(self, index: int, part: NewTokens) -> list[OutputEvent]:
-        """Returns what new tokens of an output make, its calls and its end behind them.
+        """Returns what new tokens of an output make, with each call behind its text.
 
         Raises:
             AntiphonError: CONSTRAINT_VIOLATED.
         """
-        record = self.outputs[index]
+        record, look = self.outputs[index], self._looks[index]
         if record.finished:
             return []
-        deltas = await self._deltas_of(index, part)
-        if not record.finished:
-            return [*deltas]
-        if record.has_broken_call:
-            self._checker.num_violations += 1
-            raise _broken_call(index)
-        await self._verify(index)
-        calls = [ToolCallReady(output_index=index, tool_call=call) for call in record.tool_calls]
-        return [*deltas, *calls, self._end_of(index)]
+        events: list[OutputEvent] = []
+        for told in [*self._take_late_calls(index), *await self._parts_of(index, part)]:
+            if isinstance(told, ToolCall):
+                await look.at_call(told)
+                events.append(ToolCallReady(output_index=index, tool_call=told))
+            else:
+                events.append(told)
+        if record.finished:
+            await look.at_end(record, self._progress[index].whole_answer)
+            events.append(self._end_of(index))
+        return events
 
-    async def _verify(self, index: int) -> None:
-        """Checks an output that has ended by itself. Raises AntiphonError: it has to fail."""
-        constraint, record = self._spec.constraint, self.outputs[index]
-        if constraint is None or record.finish_reason not in _AS_IT_HAD_TO_BE:
-            return
-        has_calls = constraint.request.kind is ConstraintKind.TOOLS
-        text = (
-            calls_as_text(record.tool_calls) if has_calls else self._progress[index].whole_answer()
-        )
-        await self._checker.verify(constraint, text)
+    def _take_late_calls(self, index: int) -> list[ToolCall]:
+        """Returns calls that came where nothing can be waited for."""
+        late = [call for of_index, call in self._late_calls if of_index == index]
+        self._late_calls = [entry for entry in self._late_calls if entry[0] != index]
+        return late
 
-    async def _deltas_of(self, index: int, part: NewTokens) -> list[Delta]:
+    async def _parts_of(self, index: int, part: NewTokens) -> list[OutputPart]:
         """Works bursts out beside the event loop, where there is room for that."""
         take = self._taking(index, part)
         if self._run.offload.has_room and self._progress[index].is_burst(part):
             return await self._run.offload.run(take)
         return take()
 
-    def _taking(self, index: int, part: NewTokens) -> Callable[[], list[Delta]]:
+    def _taking(self, index: int, part: NewTokens) -> Callable[[], list[OutputPart]]:
         progress = self._progress[index]
         if part.ended is messages.FinishReason.CANCELLED:
             reason = self._early_reason or FinishReason.FINISH_REASON_CANCELLED
@@ -375,14 +385,6 @@ class Generation:
         with contextlib.suppress(AntiphonError):
             while self._unconfirmed and await self._next_news() is not None:
                 pass
-
-
-def _broken_call(index: int) -> AntiphonError:
-    return AntiphonError(
-        ErrorReason.CONSTRAINT_VIOLATED,
-        f"output {index} has a tool call that can't be read; the server's log tells more",
-        metadata={"output_index": str(index)},
-    )
 
 
 def leave(spec: GenerationSpec, place: Place, used_tokens: int) -> None:

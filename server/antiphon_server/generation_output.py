@@ -18,6 +18,9 @@ from antiphon_server.validation import ResolvedConfig
 MAX_DELTA_ENTRIES: Final = 4096
 """Tokens and log-probabilities in a delta: keeps it far below a message's bound."""
 
+OutputPart = Delta | ToolCall
+"""Of an output, in order: text as it comes, and behind all of a call's text the call as a whole."""
+
 _BURST_ENTRIES: Final = 512
 """Tokens and their log-probabilities, beyond which work on them leaves the event loop."""
 
@@ -108,8 +111,6 @@ class OutputProgress:
 
     Attributes:
         max_take_tokens: How many tokens `take` may get at a time.
-        max_quick_tokens: How many it takes quickly, and without that they may end the output where
-            the engine does not say so.
     """
 
     def __init__(
@@ -131,12 +132,22 @@ class OutputProgress:
         num_entries = 1 if config.top_logprobs is None else 2 + config.top_logprobs
         self.max_take_tokens: Final = max(1, MAX_DELTA_ENTRIES // num_entries)
         self._num_quick: Final = _BURST_ENTRIES // num_entries
-        self.max_quick_tokens: Final = 0 if config.stop_strings else self._num_quick
         self._reports_tokens = config.want_token_ids or self._want_logprobs
         # Tokens that no delta has reported yet, and how many of the first have their text out.
         self._unreported_ids: list[int] = []
         self._unreported_logprobs: list[messages.TokenLogprobs] = []
         self._num_told = 0
+
+    @property
+    def max_quick_tokens(self) -> int:
+        """How many it takes quickly, and with nothing in them that must be waited for.
+
+        That is an end that the engine does not tell, or the end of a call. One token does not hold
+        a whole call.
+        """
+        if self._config.stop_strings or self._text.open_call_start is not None:
+            return 0
+        return 1 if self._text.reads_calls else self._num_quick
 
     def is_burst(self, new: NewTokens) -> bool:
         """Whether new tokens are so many that work on them would hold up others."""
@@ -150,8 +161,8 @@ class OutputProgress:
             return record.text
         return record.text.removesuffix(self._tokenizer.token_bytes(match.token_id).decode())
 
-    def take(self, new: NewTokens | OutputNews) -> list[Delta]:
-        """Returns the deltas that are due; none of them is empty. Sets the record's end.
+    def take(self, new: NewTokens | OutputNews) -> list[OutputPart]:
+        """Returns what is due; no delta of it is empty. Sets the record's end.
 
         REQUIRES: the output is not finished.
         """
@@ -173,14 +184,14 @@ class OutputProgress:
             self._end_by_text(stop)
         elif ended is not None:
             self._end(ended)
-        deltas = self._report(pieces)
+        parts = self._report(pieces)
         if record.finished:
             self._note_calls_at_end()
-        return deltas
+        return parts
 
-    def take_last(self, new: NewTokens, reason: "FinishReason.ValueType") -> list[Delta]:
+    def take_last(self, new: NewTokens, reason: "FinishReason.ValueType") -> list[OutputPart]:
         """Like `take` for the tokens, after which the output ends for a reason of ours."""
-        deltas = self.take(replace(new, ended=None))
+        parts = self.take(replace(new, ended=None))
         if not self._record.finished:
             pieces = self._text.finish()
             stop = pieces[-1].stop
@@ -188,9 +199,9 @@ class OutputProgress:
                 self._end_by_text(stop)
             else:
                 self._record.finish_reason = reason
-            deltas += self._report(pieces)
+            parts += self._report(pieces)
             self._record.ends_inside_call = self._text.open_call_start is not None
-        return deltas
+        return parts
 
     def _end_by_text(self, stop: StopHit) -> None:
         """Ends the output where a stop string was found, and drops the tokens behind it."""
@@ -228,17 +239,19 @@ class OutputProgress:
         if record.finish_reason == _BY_ITSELF and record.tool_calls:
             record.finish_reason = FinishReason.FINISH_REASON_TOOL_CALLS
 
-    def _report(self, pieces: Sequence[Piece]) -> list[Delta]:
-        """Returns deltas with new text, and the tokens whose text is out by now."""
-        deltas: list[Delta] = []
+    def _report(self, pieces: Sequence[Piece]) -> list[OutputPart]:
+        """Returns deltas with new text, and the tokens whose text is out by now; and calls."""
+        parts: list[OutputPart] = []
         self._record.num_reasoning_tokens = self._text.num_thinking_tokens
         for piece in pieces:
             delta = self._delta_of(piece)
             if self._reports_tokens:
-                deltas += self._with_its_tokens(delta, piece, is_last=piece is pieces[-1])
+                parts += self._with_its_tokens(delta, piece, is_last=piece is pieces[-1])
             elif piece.text:
-                deltas.append(delta)
-        return deltas
+                parts.append(delta)
+            if piece.completes_call:
+                parts.append(self._calls.complete[-1])
+        return parts
 
     def _with_its_tokens(self, delta: Delta, piece: Piece, *, is_last: bool) -> Iterator[Delta]:
         """Yields a delta with the tokens up to its end; where they are many, some before it."""

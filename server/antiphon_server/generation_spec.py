@@ -41,7 +41,8 @@ class GenerationSpec:
     """What a turn holds of its tenant's quotas; None: the request takes its own."""
     retention: RetentionHint = field(default_factory=RetentionHint)
     resumed: NewTokens = field(default_factory=NewTokens)
-    """What was generated before of the one output, which goes on behind it; told as if new."""
+    """What was generated before of the one output, which goes on behind it; told as if new. Where
+    it has an end, the output is whole, and no engine hears of it."""
     constraint: CheckedConstraint | None = None
     """What every output that ends by itself is like."""
     endurance: Endurance | None = None

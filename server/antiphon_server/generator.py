@@ -8,6 +8,7 @@ from typing import Final
 from antiphon_engine.api.handle import MAX_UNREAD_BYTES, RequestStream
 from antiphon_server.access.tenancy import Tenancy, unlimited_tenancy
 from antiphon_server.admission import Admission, Ticket
+from antiphon_server.ended_stream import EndedStream
 from antiphon_server.endurance import EnduringStream, EngineReadiness
 from antiphon_server.generation import Generation, Run, leave
 from antiphon_server.generation_spec import GenerationSpec, to_request
@@ -88,6 +89,8 @@ class Generator:
         return self.admission.admit(deadline_ns=spec.deadline_ns, outlives_engine=outlives_engine)
 
     def _submit(self, spec: GenerationSpec) -> RequestStream:
+        if spec.resumed.ended is not None:
+            return EndedStream(spec.resumed.ended, clock_ns=self._clock_ns)
         scope = self._tenancy.scopes.engine_scope(spec.scope)
         engine, request = self._model.engine, to_request(spec, scope)
         if spec.endurance is None:

@@ -7,7 +7,7 @@ from antiphon.v1.types_pb2 import ChatMessage, Item, Prompt, Role
 
 from antiphon_server.capabilities import Capabilities, unsupported_feature
 from antiphon_server.served_model import ServedModel
-from antiphon_server.tool_results import calls_open_behind, results_missing
+from antiphon_server.tool_results import NO_CALLS, calls_open_behind, results_missing
 from antiphon_server.validation_fields import Violations, join_path
 from antiphon_server.validation_tools import check_tools
 
@@ -66,7 +66,7 @@ def check_prompt(prompt: Prompt, path: str, *, model: ServedModel) -> None:
     check_tools(prompt.conversation.tools, join_path(path, "conversation.tools"), model=model)
     check_items_offered(items, model.capabilities, items_path)
     check_items(items, items_path)
-    if open_calls := calls_open_behind((), items, items_path):
+    if open_calls := calls_open_behind(NO_CALLS, items, items_path):
         raise results_missing(open_calls, "at the end of the conversation")
 
 

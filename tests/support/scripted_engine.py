@@ -28,6 +28,7 @@ from antiphon_engine.step_executor import StepBuffers, make_buffers
 from antiphon_engine.watchdog import end_with_front_end
 
 WANTED_LOGIT = 20.0
+ANY_END = "any"
 NOISE = 0.5
 """Logits of tokens that are not wanted lie within this of 0."""
 
@@ -42,7 +43,8 @@ class Script:
     """By the prompt's last token id, or "*": the wanted token ids. The last is wanted for ever."""
     texts_folder: str = ""
     """Where files that are named for the prompt's last token id hold texts that go before those
-    above, as JSON. They are read as prompts come, so tests can write them at any time."""
+    above, as JSON; `ANY_END` holds what goes for the others. They are read as prompts come, so
+    tests can write them at any time."""
     vocabulary_size: int = 1024
     context_tokens: int = 512
     step_delay_s: float = 0.0
@@ -123,9 +125,10 @@ class ScriptedExecutor:
         self._tokens[set_index] = None
 
     def _text_behind(self, end: int) -> list[int]:
-        path = Path(self._script.texts_folder) / str(end)
-        if self._script.texts_folder and path.exists():
-            return msgspec.json.decode(path.read_bytes(), type=list[int])
+        folder = Path(self._script.texts_folder)
+        for path in (folder / str(end), folder / ANY_END):
+            if self._script.texts_folder and path.exists():
+                return msgspec.json.decode(path.read_bytes(), type=list[int])
         return self._script.texts.get(str(end), self._script.texts.get("*", [0]))
 
     def _logits(self, speaker: Speaker, position: int) -> NDArray[np.float32]:

@@ -1,12 +1,16 @@
 """How far a turn is, kept now and then while it runs."""
 
 import asyncio
+import contextlib
 import zlib
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from antiphon_engine.api.errors import AntiphonError
+from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_engine.api.messages import TokenLogprobs
+from antiphon_server.ended_stream import end_of_tokens
 from antiphon_server.endurance import Attempts
 from antiphon_server.generation import Generation
 from antiphon_server.generation_output import NewTokens
@@ -35,10 +39,11 @@ class CheckpointPlace:
         """From 0 to 1: tells turns apart that began together."""
         return zlib.crc32(f"{self.key.name}/{self.position}".encode()) / (1 << 32)
 
-    async def keep(self, *, num_attempts: int, new: NewTokens, num_kept_before: int) -> bool:
-        """Adds to what is kept; returns whether that worked.
+    async def keep(self, *, num_attempts: int, new: NewTokens, num_kept_before: int) -> None:
+        """Adds to what is kept.
 
-        Where it does not, a crash would cost more of the turn, and nothing else.
+        Raises:
+            AntiphonError: STORE_UNAVAILABLE. A crash would cost more of the turn, and nothing else.
         """
         checkpoint = Checkpoint(
             num_attempts=num_attempts,
@@ -51,11 +56,12 @@ class CheckpointPlace:
             logprobs=new.logprobs,
             num_kept_before=num_kept_before,
         )
-        try:
-            await self.store.keep_checkpoint(self.key, self.position, checkpoint)
-        except AntiphonError:
-            return False
-        return True
+        if not await self.store.keep_checkpoint(self.key, self.position, checkpoint):
+            raise AntiphonError(
+                ErrorReason.STORE_UNAVAILABLE,
+                f"the turn at position {self.position} of {self.key.name} is not this server's now",
+                retry_delay_s=1.0,
+            )
 
 
 class Checkpoints:
@@ -104,8 +110,7 @@ class Checkpoints:
     def close(self) -> None:
         """Keeps no more: the turn's end takes along what was kept."""
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stop_timer()
         if self._write is not None:
             self._write.cancel()
 
@@ -114,48 +119,67 @@ class Checkpoints:
         self.close()
         # Which is no attempt that failed.
         num_attempts = max(0, self._attempts.num - 1)
-        try:
+        with contextlib.suppress(TimeoutError, AntiphonError):
             async with asyncio.timeout(_LAST_WRITE_S):
                 await self._keep(num_attempts)
-        except TimeoutError:
-            pass
+
+    async def keep_all(self) -> None:
+        """Keeps all there is; returns once that is durable. Not while another such call waits.
+
+        Raises:
+            AntiphonError: STORE_UNAVAILABLE.
+        """
+        while self._write is not None:
+            await asyncio.wait({self._write})
+        self._stop_timer()
+        if self._num_kept < len(self._record.token_ids):
+            self._write = asyncio.create_task(self._keep(self._attempts.num))
+            try:
+                await self._write
+            finally:
+                self._write = None
 
     def _begin_to_write(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timer()
         if not self._closed and self._write is None:
             self._write = asyncio.create_task(self._keep_and_look())
 
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     async def _keep_and_look(self) -> None:
-        worked = await self._keep(self._attempts.num)
+        worked = False
+        with contextlib.suppress(AntiphonError):
+            await self._keep(self._attempts.num)
+            worked = True
         self._write = None
         if worked:
             self.note_progress()
 
-    async def _keep(self, num_attempts: int) -> bool:
+    async def _keep(self, num_attempts: int) -> None:
         start = self._num_kept
         new = NewTokens(
             token_ids=self._record.token_ids[start:], logprobs=self._record.logprobs[start:]
         )
-        worked = await self._place.keep(num_attempts=num_attempts, new=new, num_kept_before=start)
-        if worked:
-            self._num_kept = start + len(new.token_ids)
-        return worked
+        await self._place.keep(num_attempts=num_attempts, new=new, num_kept_before=start)
+        self._num_kept = start + len(new.token_ids)
 
 
 def resumable_output(earlier: Checkpoint | None, config: ResolvedConfig) -> NewTokens:
-    """Returns the output that a generation can go on behind.
+    """Returns the output that a generation goes on behind; with its end where all was kept.
 
-    Where all of it was kept, its last token is drawn once more: so the engine tells why it ends.
+    Nothing of it is drawn once more: what was told of it may have been acted upon.
     """
     if earlier is None:
         return NewTokens()
-    output_ids, stop = earlier.tokens.output_ids, config.stop
-    num_tokens = min(len(output_ids), stop.max_output_tokens - 1)
+    num_tokens = min(len(earlier.tokens.output_ids), config.stop.max_output_tokens)
+    logprobs: Sequence[TokenLogprobs] = ()
     if config.top_logprobs is not None:
         num_tokens = min(num_tokens, len(earlier.logprobs))
-    if num_tokens and output_ids[num_tokens - 1] in {*stop.end_ids, *stop.stop_ids}:
-        num_tokens -= 1
-    logprobs = earlier.logprobs if config.top_logprobs is not None else ()
-    return NewTokens(token_ids=output_ids[:num_tokens], logprobs=logprobs[:num_tokens])
+        logprobs = earlier.logprobs[:num_tokens]
+    token_ids = earlier.tokens.output_ids[:num_tokens]
+    return NewTokens(
+        token_ids=token_ids, logprobs=logprobs, ended=end_of_tokens(token_ids, config.stop)
+    )

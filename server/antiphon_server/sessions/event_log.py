@@ -82,16 +82,20 @@ class EventLog(NumberedEvents):
     def restore(cls, turn_id: str, epoch: int, events: Sequence[TurnEvent]) -> "EventLog":
         """Returns the log of a turn that has ended, from events that have their numbers.
 
-        Its output was told in other pieces as it came, so a reader inside of it starts over; so
-        does one at its end where the turn was stopped, since more may have been told than is kept.
+        Its output was told in other pieces as it came, so a reader inside of it starts over. So
+        does one at its end where the turn was stopped, since more may have been told than is kept;
+        and where it has calls, since those came between the pieces.
         """
         log = cls(turn_id, epoch)
+        kinds = [event.WhichOneof("event") for event in events]
         is_stopped = events[-1].completed.finish_reason == FINISH_REASON_CANCELLED
-        deltas = [index for index, event in enumerate(events) if event.HasField("delta")]
-        last_delta = max(deltas, default=0)
+        knows_end = not (is_stopped or "tool_call" in kinds)
         for index, event in enumerate(events):
-            is_inside = event.HasField("delta") and (is_stopped or index < last_delta)
-            log.add_numbered(event, ends_exactly=not is_inside)
+            if kinds[index] in ("delta", "tool_call"):
+                ends_exactly = knows_end and "delta" not in kinds[index + 1 :]
+            else:
+                ends_exactly = knows_end or event.first_sequence == event.sequence
+            log.add_numbered(event, ends_exactly=ends_exactly)
         return log
 
     @property

@@ -112,6 +112,8 @@ class History:
     """The ids of the calls of the last answer that have no result yet."""
     head_traceparent: str = ""
     """Of the last turn's span, as W3C trace context; empty: it has none."""
+    dropped_calls: tuple[str, ...] = ()
+    """The ids of the calls that the last answer had and that are left out: it was stopped."""
 
     @property
     def rerenders(self) -> bool:
@@ -251,6 +253,7 @@ class History:
             ends_thinking=_ends_thinking(row),
             first_reasoning=self.first_reasoning if self.answered else _reasoning_of(row),
             open_calls=_open_calls_of(row),
+            dropped_calls=_dropped_calls_of(row),
         )
 
     def _with_answer(self, row: TurnRow, fresh: tuple[Item, ...]) -> "History":
@@ -274,6 +277,7 @@ class History:
             head_end=row.turn.output.finish_reason,
             ends_thinking=_ends_thinking(row),
             open_calls=_open_calls_of(row),
+            dropped_calls=_dropped_calls_of(row),
         )
 
 
@@ -318,10 +322,15 @@ def _reasoning_of(row: TurnRow) -> bool | None:
 
 
 def _open_calls_of(row: TurnRow) -> tuple[str, ...]:
-    output = row.turn.output
-    if output.finish_reason == FINISH_REASON_CANCELLED:
-        return ()
-    return tuple(call.call_id for call in output.tool_calls)
+    return () if _was_stopped(row) else tuple(call.call_id for call in row.turn.output.tool_calls)
+
+
+def _dropped_calls_of(row: TurnRow) -> tuple[str, ...]:
+    return tuple(call.call_id for call in row.turn.output.tool_calls) if _was_stopped(row) else ()
+
+
+def _was_stopped(row: TurnRow) -> bool:
+    return row.turn.output.finish_reason == FINISH_REASON_CANCELLED
 
 
 def _without_answered(open_calls: tuple[str, ...], items: Sequence[Item]) -> tuple[str, ...]:

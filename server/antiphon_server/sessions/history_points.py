@@ -26,7 +26,7 @@ from antiphon_server.sessions.records import (
 )
 from antiphon_server.sessions.surroundings import Surroundings
 from antiphon_server.sessions.turn_request import TurnRequest
-from antiphon_server.tool_results import calls_open_behind, results_missing
+from antiphon_server.tool_results import CallsBefore, calls_open_behind, results_missing
 
 _CONTINUABLE = (
     FINISH_REASON_MAX_OUTPUT_TOKENS,
@@ -117,13 +117,19 @@ def check_continuable(base: Base, path: str) -> None:
     )
 
 
-def check_results(history: History, request: TurnRequest) -> None:
+def check_results(history: History, head_turn: str, request: TurnRequest) -> None:
     """Checks that results answer the calls of a history, and that none is missing for an answer.
+
+    Args:
+        history: What the request stands on.
+        head_turn: The name of its last turn.
+        request: What is asked.
 
     Raises:
         InvalidRequest: a result answers nothing.
         AntiphonError: TOOL_RESULTS_MISSING.
     """
-    still_open = calls_open_behind(history.open_calls, request.items, f"{request.path}.items")
+    before = CallsBefore(open=history.open_calls, dropped=history.dropped_calls, turn=head_turn)
+    still_open = calls_open_behind(before, request.items, f"{request.path}.items")
     if still_open and request.generates:
-        raise results_missing(still_open, "for the model to go on")
+        raise results_missing(still_open, f"behind {head_turn}", turn=head_turn)

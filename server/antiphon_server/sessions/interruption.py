@@ -13,7 +13,7 @@ from antiphon_server.sessions.turn import LiveTurn
 from antiphon_server.sessions.turn_generation import Outcome
 from antiphon_server.text.output_channels import Channel
 from antiphon_server.text.output_text import Piece
-from antiphon_server.text.token_cuts import said_by, told_cuts
+from antiphon_server.text.token_cuts import call_cuts, said_by, told_cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,8 @@ async def settle_output(
 
     1. Of a turn that another one interrupted stays what its caller had got of it.
     2. The history holds no call that has not ended, nor any call of a turn that was stopped.
-    3. Text and token ids that are kept agree exactly: where the last event that may be kept ends
+    3. Calls that were told are told of the turn for good, whatever its history holds.
+    4. Text and token ids that are kept agree exactly: where the last event that may be kept ends
        inside a token, the cut is at the end of an event before it.
     """
     assert outcome.output is not None
@@ -43,14 +44,18 @@ async def settle_output(
     if is_interrupted and interrupted_at is not None:
         most = interrupted_at
     is_stopped = is_interrupted or outcome.output.finish_reason == FINISH_REASON_CANCELLED
-    num_calls_kept = 0 if is_stopped else len(outcome.told_calls)
+    num_calls_kept = 0 if is_stopped else len(outcome.output.tool_calls)
     most = min(most, log.last_before_call(num_calls_kept))
     if most == log.last_sequence and not outcome.ends_inside_call and not is_interrupted:
         return outcome
     # Nothing is added to the log any more.
-    place = await surroundings.offload.run(_find_place, log, most, outcome)
+    if num_calls_kept:
+        place = await surroundings.offload.run(_place_behind_calls, most, outcome, num_calls_kept)
+    else:
+        place = await surroundings.offload.run(_find_place, log, most, outcome)
     if is_interrupted:
-        return _cut_short(outcome, place) if place.num_tokens else None
+        keeps_any = place.num_tokens or outcome.output.tool_calls
+        return _cut_short(outcome, place) if keeps_any else None
     return _up_to(outcome, place)
 
 
@@ -79,6 +84,14 @@ def _find_place(log: EventLog, most: int, outcome: Outcome) -> _Place:
     return _Place(0, 0, ())
 
 
+def _place_behind_calls(sequence: int, outcome: Outcome, num_calls: int) -> _Place:
+    """Returns the place where so many calls have come whole, with what ends the last. CPU work."""
+    token_ids, new_text = outcome.tokens.output_ids, outcome.new_text
+    assert new_text is not None
+    num_tokens = call_cuts(new_text(), token_ids)[num_calls - 1]
+    return _Place(sequence, num_tokens, said_by(new_text, token_ids[:num_tokens]))
+
+
 def _cut_short(outcome: Outcome, place: _Place) -> Outcome:
     """Returns what an interrupted turn keeps: all of it up to a place."""
     kept = _up_to(outcome, place)
@@ -87,7 +100,6 @@ def _cut_short(outcome: Outcome, place: _Place) -> Outcome:
     output.CopyFrom(kept.output)
     output.text = _text_of(place.said, Channel.CONTENT)
     output.reasoning = _text_of(place.said, Channel.REASONING)
-    del output.tool_calls[:]
     output.ClearField("stop_match")
     output.finish_reason = FINISH_REASON_CANCELLED
     completed = TurnCompleted()

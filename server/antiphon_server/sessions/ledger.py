@@ -76,7 +76,7 @@ class Ledger:
         message.CopyFrom(turn.message)
         message.state = Turn.STATE_COMPLETED
         message.end_time.CopyFrom(to_timestamp(now_ns))
-        message.last_sequence = turn.log.last_sequence + len(outcome.told_calls) + 1
+        message.last_sequence = turn.log.last_sequence + 1
         if outcome.output is not None:
             message.output.CopyFrom(outcome.output)
         async with self.lock:
@@ -103,7 +103,8 @@ class Ledger:
         message.end_time.CopyFrom(to_timestamp(now_ns))
         message.last_sequence = turn.log.last_sequence + 1
         is_discarded = turn.discards or turn.interrupted_at is not None
-        if is_discarded or not (message.output.text or message.output.reasoning):
+        said = message.output
+        if is_discarded or not (said.text or said.reasoning or said.tool_calls):
             message.ClearField("output")
         async with self.lock:
             row = self._behind_turn(None, now_ns)

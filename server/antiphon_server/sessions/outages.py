@@ -16,14 +16,15 @@ RETRY_INTERVAL_S: Final = 0.25
 async def written_at_last(
     write: Callable[[], Awaitable[T]], turn: LiveTurn, store: SessionStore
 ) -> T:
-    """Writes the end of a turn, again and again while the store as a whole can't be written.
+    """Writes what can't be undone, again and again while the store as a whole can't be written.
 
-    A turn's end that was told and not kept would be undone by a restart, which takes the turn up
-    again. So the turn goes on until the store is back, or until it is left to the next server.
+    A turn's end, or a tool call, that was told and not kept would be undone by a restart, which
+    takes the turn up again. So the turn waits until the store is back, or until it is left to the
+    next server.
 
     Args:
         write: Writes it; may come again behind one that only seemed to fail.
-        turn: Whose end it is.
+        turn: Whose it is.
         store: What it is written to.
 
     Raises:

@@ -11,6 +11,7 @@ from antiphon.v1.types_pb2 import (
     GenerationStarted,
     Output,
     PromptPart,
+    ToolCall,
 )
 
 _PIECE_CHARACTERS = 128 << 10
@@ -38,17 +39,31 @@ def replayed_events(turn: Turn, *, etag: str, prompt: Sequence[PromptPart]) -> l
         events += (TurnEvent(prompt_part=part) for part in prompt)
     last = max(turn.last_sequence, 2)
     events = events[: last - 1]
-    calls = [TurnEvent(tool_call=call) for call in turn.output.tool_calls]
-    last_piece = last - 1 - len(calls)
     # A turn whose output came at a few strokes has numbers for as few pieces.
-    pieces = _pieces(turn.output, most=last_piece - len(events))
-    events += (TurnEvent(delta=delta) for delta in pieces)
-    for sequence, event in enumerate(events, start=1):
-        event.first_sequence = event.sequence = sequence
-    events[-1].sequence = last_piece
-    for sequence, event in enumerate(calls, start=last_piece + 1):
-        event.first_sequence = event.sequence = sequence
-    return [*events, *calls, _terminal(turn, etag, last)]
+    num_calls = len(turn.output.tool_calls)
+    pieces = _pieces(turn.output, most=last - 1 - num_calls - len(events))
+    events += _with_calls(pieces, turn.output.tool_calls)
+    # The last piece, or what comes before all, stands for all the numbers that are left.
+    num_left = last - 1 - len(events)
+    widened = max(i for i, event in enumerate(events) if not event.HasField("tool_call"))
+    sequence = 0
+    for index, event in enumerate(events):
+        event.first_sequence = sequence + 1
+        sequence += 1 + (num_left if index == widened else 0)
+        event.sequence = sequence
+    return [*events, _terminal(turn, etag, last)]
+
+
+def _with_calls(pieces: Sequence[Delta], calls: Sequence[ToolCall]) -> Iterator[TurnEvent]:
+    """Yields an output's pieces, and each call behind its own."""
+    waiting = list(calls)
+    for index, piece in enumerate(pieces):
+        yield TurnEvent(delta=piece)
+        is_last = index + 1 == len(pieces) or pieces[index + 1].call_id != piece.call_id
+        if piece.call_id and is_last:
+            yield TurnEvent(tool_call=waiting.pop(0))
+    for call in waiting:
+        yield TurnEvent(tool_call=call)
 
 
 def _terminal(turn: Turn, etag: str, sequence: int) -> TurnEvent:

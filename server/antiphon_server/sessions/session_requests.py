@@ -25,7 +25,7 @@ from antiphon_server.sessions.names import (
 )
 from antiphon_server.sessions.times import check_duration, check_future
 from antiphon_server.sessions.turn_request import check_point
-from antiphon_server.tool_results import calls_open_behind
+from antiphon_server.tool_results import NO_CALLS, calls_open_behind
 from antiphon_server.validation import check_config, check_items, check_items_offered, check_tools
 from antiphon_server.validation_fields import Range, Violations, join_path
 
@@ -75,7 +75,7 @@ def check_create(request: CreateSessionRequest, checker: Checker, *, path: str) 
     items_path = join_path(path, "items")
     check_items(request.items, items_path)
     check_items_offered(request.items, checker.model.capabilities, items_path)
-    calls_open_behind((), request.items, items_path)
+    calls_open_behind(NO_CALLS, request.items, items_path)
     if not checker.model.capabilities.chat:
         raise AntiphonError(
             ErrorReason.NO_CHAT_TEMPLATE,

@@ -25,8 +25,8 @@ def write_checkpoint(
     checkpoint: Checkpoint,
     *,
     epoch: int,
-) -> None:
-    """See SessionStore.keep_checkpoint. A server whose session is another's now writes nothing."""
+) -> bool:
+    """See SessionStore.keep_checkpoint."""
     place = (key.tenant, key.session_id, position)
     tokens = checkpoint.tokens
     written = connection.execute(
@@ -53,6 +53,7 @@ def write_checkpoint(
                 encode_logprobs(checkpoint.logprobs),
             ),
         )
+    return bool(written.rowcount)
 
 
 def read_checkpoint(

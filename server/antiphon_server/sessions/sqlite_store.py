@@ -140,10 +140,10 @@ class SqliteStore:
             lambda file: self._writes.end_turn(file, turn, session, superseded_after)
         )
 
-    async def keep_checkpoint(self, key: SessionKey, position: int, checkpoint: Checkpoint) -> None:
+    async def keep_checkpoint(self, key: SessionKey, position: int, checkpoint: Checkpoint) -> bool:
         """See SessionStore."""
         epoch = self._writes.epoch
-        await self._writer.run(
+        return await self._writer.run(
             lambda file: write_checkpoint(file, key, position, checkpoint, epoch=epoch)
         )
 

@@ -98,8 +98,12 @@ class SessionStore(Protocol):
                 any more.
         """
 
-    async def keep_checkpoint(self, key: SessionKey, position: int, checkpoint: Checkpoint) -> None:
-        """Adds to what is kept of a turn that runs; nothing where it has ended or is gone."""
+    async def keep_checkpoint(self, key: SessionKey, position: int, checkpoint: Checkpoint) -> bool:
+        """Adds to what is kept of a turn that runs.
+
+        Returns:
+            Whether it is kept: not where the turn has ended or is gone, or is another server's.
+        """
 
     async def read_checkpoint(self, key: SessionKey, position: int) -> Checkpoint | None:
         """Returns how far a turn is that has not ended, if that is known."""

@@ -1,17 +1,18 @@
 """How a turn generates: from the session's context to an output."""
 
 import asyncio
+import contextlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from antiphon.v1.inference_pb2 import ToolCallReady
 from antiphon.v1.session_pb2 import TurnCompleted, TurnEvent
 from antiphon.v1.types_pb2 import (
     Delta,
     GenerationStarted,
     Output,
-    ToolCall,
 )
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
@@ -29,7 +30,9 @@ from antiphon_server.served_models import find_model
 from antiphon_server.sessions.checkpoints import CheckpointPlace, Checkpoints, resumable_output
 from antiphon_server.sessions.failures import turn_timeout
 from antiphon_server.sessions.history import History, Prepared, nothing_to_answer
+from antiphon_server.sessions.outages import written_at_last
 from antiphon_server.sessions.records import SessionKey, TurnTokens
+from antiphon_server.sessions.store import SessionStore
 from antiphon_server.sessions.surroundings import Surroundings
 from antiphon_server.sessions.times import NS_PER_S
 from antiphon_server.sessions.turn import LiveTurn
@@ -67,11 +70,6 @@ class Outcome:
     """Whether a tool call has begun and not ended."""
     new_text: Callable[[], OutputText] | None = None
     """Makes what reads the output's tokens again, without stop strings; None: there is none."""
-
-    @property
-    def told_calls(self) -> Sequence[ToolCall]:
-        """The complete tool calls, to be told once the turn's end is kept."""
-        return self.output.tool_calls if self.output is not None else ()
 
 
 async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings) -> Outcome | None:
@@ -121,7 +119,7 @@ async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings)
     turn.recorder.follow(generation, spec)
     checkpoints = Checkpoints(place, generation, attempts=attempts, limits=surroundings.limits)
     checkpoints.skip_kept(len(spec.resumed.token_ids))
-    await _follow(turn, generation, checkpoints, spec)
+    await _follow(turn, generation, checkpoints, spec, store=surroundings.store)
     tokenizer = find_model(surroundings.models, context.model).tokenizer
     again = replace(text_spec(spec), stop_strings=())
     outcome = _outcome(turn, generation, prepared)
@@ -213,19 +211,32 @@ async def _count_attempt(turn: LiveTurn, place: CheckpointPlace, *, most: int) -
         return Attempts(most=most)
     attempts = Attempts(most=most, num=turn.earlier.num_attempts)
     attempts.check()
-    await place.keep(num_attempts=attempts.num + 1, new=NewTokens(), num_kept_before=0)
+    # Where it can't be counted, the turn is tried all the same.
+    with contextlib.suppress(AntiphonError):
+        await place.keep(num_attempts=attempts.num + 1, new=NewTokens(), num_kept_before=0)
     return attempts
 
 
 async def _follow(
-    turn: LiveTurn, generation: Generation, checkpoints: Checkpoints, spec: GenerationSpec
+    turn: LiveTurn,
+    generation: Generation,
+    checkpoints: Checkpoints,
+    spec: GenerationSpec,
+    *,
+    store: SessionStore,
 ) -> None:
-    """Tells a turn's log of its generation, to the end. Raises AntiphonError: it failed."""
+    """Tells a turn's log of its generation, to the end. Raises AntiphonError: it failed.
+
+    A call is told once the tokens up to its end are durable: whoever takes the turn up behind a
+    crash reads the same call in them, so what its caller has done with it stays right.
+    """
 
     def tell(event: Event) -> None:
         if isinstance(event, Delta):
             turn.log.append_delta(event)
             checkpoints.note_progress()
+        elif isinstance(event, ToolCallReady):
+            turn.log.append(TurnEvent(tool_call=event.tool_call))
         elif isinstance(event, GenerationStarted):
             _tell_start(turn, event, spec)
 
@@ -233,7 +244,9 @@ async def _follow(
         turn.follow(generation)
         # The engine works on the prompt while the acceptance is written.
         await turn.accepted
-        await generation.tell(tell)
+        await generation.tell(
+            tell, before_call=lambda: written_at_last(checkpoints.keep_all, turn, store)
+        )
     except AntiphonError as error:
         if error.reason is ErrorReason.TIMEOUT:
             raise turn_timeout(turn.message.name) from error
@@ -261,7 +274,6 @@ def _outcome(turn: LiveTurn, generation: Generation, prepared: Prepared) -> Outc
     (record,) = generation.outputs
     tokens = prepared.tokens
     output = turn.log.output()
-    output.tool_calls.extend(record.tool_calls)
     output.finish_reason = record.finish_reason
     if record.stop_match is not None:
         output.stop_match.CopyFrom(record.stop_match)

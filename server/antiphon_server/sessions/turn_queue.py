@@ -7,7 +7,6 @@ from functools import partial
 from typing import Final
 
 import structlog
-from antiphon.v1.session_pb2 import TurnEvent
 from antiphon.v1.types_pb2 import FINISH_REASON_CANCELLED, Failure
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
@@ -98,7 +97,7 @@ class TurnQueue:
         known only as the turn starts.
         """
         if request.rewind_to is None and not self._live:
-            check_results(self._ledger.history, request)
+            check_results(self._ledger.history, self._ledger.row.session.head_turn, request)
 
     def add(self, turn: LiveTurn) -> None:
         """Takes a turn in; its `accepted` tells when that is durable."""
@@ -248,7 +247,7 @@ class TurnQueue:
         """
         row = self._ledger.row
         base = await self._ledger.base_of(turn.request)
-        check_results(base.history, turn.request)
+        check_results(base.history, base.head_turn, turn.request)
         turn.message.state = RUNNING
         turn.message.parent_turn = base.head_turn
         turn.recorder.follows_turn(base.history.head_traceparent)
@@ -269,8 +268,6 @@ class TurnQueue:
                 partial(self._ledger.complete, turn, outcome, base), turn, self._surroundings.store
             )
         self._forget(turn)
-        for call in outcome.told_calls:
-            turn.log.append(TurnEvent(tool_call=call))
         turn.tell_completed(completed)
         self._keep_log(turn)
         if turn.interrupted_at is not None:

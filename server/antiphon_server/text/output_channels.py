@@ -152,6 +152,11 @@ class OutputChannels:
         return self._num_decided
 
     @property
+    def reads_calls(self) -> bool:
+        """Whether calls are looked for."""
+        return self._tools is not None
+
+    @property
     def is_thinking(self) -> bool:
         """Whether the thinking has not ended."""
         return self._state in (_State.BEFORE_THINKING, _State.THINKING)

@@ -123,6 +123,11 @@ class OutputText:
         return self._num_pushed if is_thinking else 0
 
     @property
+    def reads_calls(self) -> bool:
+        """Whether calls are looked for."""
+        return self._channels is not None and self._channels.reads_calls
+
+    @property
     def open_call_start(self) -> int | None:
         """Characters, markers included, before a call that has begun and not ended."""
         return self._channels.open_call_start if self._channels else None

@@ -24,6 +24,21 @@ def told_cuts(text: OutputText, token_ids: Sequence[int]) -> dict[int, int]:
     return cuts
 
 
+def call_cuts(text: OutputText, token_ids: Sequence[int]) -> list[int]:
+    """Returns, for each call that is complete, the fewest tokens that hold all of it. CPU work.
+
+    Args:
+        text: A new reader of the output, without stop strings.
+        token_ids: All tokens of the output.
+    """
+    return [
+        num_tokens
+        for num_tokens, token_id in enumerate(token_ids, 1)
+        for piece in text.push([token_id])
+        if piece.completes_call
+    ]
+
+
 def said_by(new_text: Callable[[], OutputText], token_ids: Sequence[int]) -> list[Piece]:
     """Returns what tokens say where nothing follows them."""
     text = new_text()

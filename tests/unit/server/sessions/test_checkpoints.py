@@ -8,7 +8,7 @@ import pytest
 from antiphon.v1.types_pb2 import GenerationConfig
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
-from antiphon_engine.api.messages import SamplingParams, StopParams, TokenLogprobs
+from antiphon_engine.api.messages import FinishReason, SamplingParams, StopParams, TokenLogprobs
 from antiphon_server.endurance import Attempts
 from antiphon_server.generation_output import OutputRecord
 from antiphon_server.sessions.checkpoints import CheckpointPlace, Checkpoints, resumable_output
@@ -28,12 +28,13 @@ class FakeStore:
     fails: bool = False
     gate: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def keep_checkpoint(self, key: SessionKey, position: int, checkpoint: Checkpoint) -> None:
+    async def keep_checkpoint(self, key: SessionKey, position: int, checkpoint: Checkpoint) -> bool:
         assert (key, position) == (KEY, 3)
         await self.gate.wait()
         if self.fails:
             raise AntiphonError(ErrorReason.STORE_UNAVAILABLE, "the disk is full")
         self.kept.append(checkpoint)
+        return True
 
     @property
     def parts(self) -> list[tuple[int, list[int]]]:
@@ -108,6 +109,26 @@ async def test_one_write_at_a_time_and_the_next_takes_all_that_came() -> None:
     assert bench.store.parts == [(0, [0]), (1, [1, 2, 3, 4])]
 
 
+async def test_all_there_is_can_be_waited_for() -> None:
+    bench = bench_of(tokens=2)
+    bench.store.gate.clear()
+    await bench.say(1, 2)
+    bench.record.token_ids.append(3)
+    waiting = asyncio.create_task(bench.checkpoints.keep_all())
+    await turns()
+    assert not waiting.done()
+    bench.store.gate.set()
+    await waiting
+
+    assert bench.store.parts == [(0, [1, 2]), (2, [3])]
+    await bench.checkpoints.keep_all()
+    assert len(bench.store.kept) == 2
+    bench.record.token_ids.append(4)
+    bench.store.fails = True
+    with pytest.raises(AntiphonError):
+        await bench.checkpoints.keep_all()
+
+
 async def test_what_could_not_be_kept_goes_into_the_next_write() -> None:
     bench = bench_of(tokens=2)
     bench.store.fails = True
@@ -164,20 +185,23 @@ CONFIG = ResolvedConfig(
 
 
 @pytest.mark.parametrize(
-    ("kept", "expected"),
+    ("kept", "ended"),
     [
-        ([], []),
-        ([7, 8], [7, 8]),
-        ([7, 2], [7]),
-        ([7, 8, 3], [7, 8]),
-        ([2], []),
-        ([7, 8, 9, 7, 8], [7, 8, 9, 7]),
+        ([], None),
+        ([7, 8], None),
+        ([7, 2], FinishReason.END_ID),
+        ([7, 8, 3], FinishReason.STOP_ID),
+        ([2], FinishReason.END_ID),
+        ([7, 8, 9, 7, 8], FinishReason.MAX_OUTPUT_TOKENS),
+        ([7, 8, 9, 7, 2], FinishReason.END_ID),
     ],
 )
-def test_end_of_an_output_is_left_for_the_engine_to_tell(
-    kept: list[int], expected: list[int]
+def test_output_that_was_kept_whole_is_resumed_with_its_end(
+    kept: list[int], ended: FinishReason | None
 ) -> None:
-    assert list(resumable_output(earlier(*kept), CONFIG).token_ids) == expected
+    resumed = resumable_output(earlier(*kept), CONFIG)
+
+    assert (list(resumed.token_ids), resumed.ended) == (kept, ended)
 
 
 def test_output_is_resumed_as_far_as_its_reports_were_kept() -> None:

@@ -1,0 +1,130 @@
+"""Whether there are calls and which, in each family's words and by every method."""
+
+import json
+
+import pytest
+from antiphon.v1.types_pb2 import FinishReason, ToolChoice
+
+from support.calling_models import (
+    BARE_CLOCK,
+    BERN,
+    CLOCK,
+    TOOLS,
+    WEATHER,
+    CallingModel,
+    ask_every_way,
+    calls_of,
+    config,
+    request,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+CALLED = FinishReason.FINISH_REASON_TOOL_CALLS
+STOP = FinishReason.FINISH_REASON_STOP
+REQUIRED = ToolChoice(mode=ToolChoice.MODE_REQUIRED)
+NONE = ToolChoice(mode=ToolChoice.MODE_NONE)
+
+
+@pytest.mark.parametrize("spelled", [False, True], ids=["words", "bytes"])
+async def test_calls_are_read_behind_a_text(model: CallingModel, spelled: bool) -> None:
+    said = "" if model.tools.bare_opener else "Let me see"
+    model.wants(said + model.write(model.calls), spelled=spelled)
+
+    output = await ask_every_way(model.server, request(config()))
+
+    assert calls_of(output) == list(model.calls)
+    assert output.text == said
+    assert output.finish_reason == CALLED
+
+
+async def test_a_model_that_may_call_need_not(model: CallingModel) -> None:
+    model.wants("It is fine. { <tool [TOOL")
+
+    output = await ask_every_way(model.server, request(config()))
+
+    assert (output.text, output.finish_reason) == ("It is fine. { <tool [TOOL", STOP)
+
+
+async def test_a_model_that_must_call_does_although_it_wants_to_talk(model: CallingModel) -> None:
+    model.wants("It is fine, I should say.")
+
+    output = await ask_every_way(
+        model.server, request(config(REQUIRED, max_tokens=600), tools=[CLOCK])
+    )
+
+    assert output.text == ""
+    assert {name for name, _ in calls_of(output)} == {"clock_now"}
+    assert output.finish_reason == CALLED
+
+
+async def test_a_tool_that_must_be_called_is_although_another_is_wanted(
+    model: CallingModel,
+) -> None:
+    model.wants(model.write(BERN))
+    choice = ToolChoice(tool_name="clock_now")
+
+    output = await ask_every_way(model.server, request(config(choice), tools=TOOLS))
+
+    ((name, arguments),) = calls_of(output)
+    assert (name, json.loads(arguments)) == ("clock_now", {})
+    assert output.finish_reason == CALLED
+
+
+async def test_exactly_one_call_where_the_tool_is_named(model: CallingModel) -> None:
+    model.wants(model.write([*BERN, *BERN]))
+    choice = ToolChoice(tool_name="weather")
+
+    output = await ask_every_way(model.server, request(config(choice)))
+
+    assert calls_of(output) == list(BERN)
+
+
+async def test_no_call_where_none_may_be(model: CallingModel) -> None:
+    model.wants(model.write(BERN))
+
+    output = await ask_every_way(model.server, request(config(NONE, max_tokens=60)))
+
+    assert not output.tool_calls
+    assert not output.text.startswith(model.tools.bare_opener or model.tools.opener)
+    assert output.finish_reason in (STOP, FinishReason.FINISH_REASON_MAX_OUTPUT_TOKENS)
+
+
+async def test_arguments_keep_to_their_schema_whatever_the_model_wants(
+    model: CallingModel,
+) -> None:
+    model.wants(model.write([("weather", '{"town": 5, "days": 4}')]))
+
+    output = await ask_every_way(model.server, request(config(REQUIRED, max_tokens=400)))
+
+    for name, arguments in calls_of(output):
+        value = json.loads(arguments)
+        assert name in ("weather", "clock_now")
+        assert set(value) <= ({"city", "days"} if name == "weather" else set())
+        assert value.get("days", 1) in (1, 2, 3)
+
+
+@pytest.mark.parametrize("tool", [CLOCK, BARE_CLOCK], ids=["closed", "left out"])
+@pytest.mark.parametrize("choice", [REQUIRED, ToolChoice(tool_name="clock_now")], ids=["any", "it"])
+async def test_a_tool_without_parameters_is_called_with_an_empty_object(
+    model: CallingModel, choice: ToolChoice, tool: object
+) -> None:
+    # A model that likes blanks too much, where nothing but the call may be said.
+    arguments = "{" + " " * 200 if choice.tool_name else "{}"
+    model.wants(model.write([("clock_now", arguments)]))
+
+    output = await ask_every_way(model.server, request(config(choice, max_tokens=64), tools=[tool]))
+
+    ((name, arguments),) = calls_of(output)
+    assert (name, json.loads(arguments)) == ("clock_now", {})
+    assert output.finish_reason == CALLED
+
+
+async def test_a_tool_that_is_not_on_offer_is_not_called(model: CallingModel) -> None:
+    model.wants(model.write([("clock_now", "{}")]))
+
+    output = await ask_every_way(
+        model.server, request(config(REQUIRED, max_tokens=300), tools=[WEATHER])
+    )
+
+    assert "clock_now" not in {name for name, _ in calls_of(output)}
