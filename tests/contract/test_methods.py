@@ -38,7 +38,7 @@ async def outcome(channel, method):
         f"/{method.containing_service.full_name}/{method.name}",
         request_serializer=lambda message: message.SerializeToString(),
         response_deserializer=bytes,
-    )(iter([request]) if method.client_streaming else request, timeout=20)
+    )(iter([request]) if method.client_streaming else request, timeout=60)
     try:
         await (call.read() if method.server_streaming else call)
     except grpc.aio.AioRpcError as error:

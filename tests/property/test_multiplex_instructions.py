@@ -157,7 +157,7 @@ class Bench:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - polls what another party changes
             await asyncio.sleep(0)
 

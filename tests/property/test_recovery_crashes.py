@@ -35,7 +35,7 @@ from support.session_bench import (
 from support.session_rows import user
 from support.tiny_tokenizers import save_byte_level_tokenizer
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 @lru_cache(maxsize=1)

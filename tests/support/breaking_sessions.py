@@ -125,7 +125,7 @@ class BreakingSessions(session_pb2_grpc.SessionServiceServicer):
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Waits for frames until the condition holds."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
                 self.heard.clear()
                 await self.heard.wait()

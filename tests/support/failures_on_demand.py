@@ -30,7 +30,7 @@ from support.fake_engine import FACTS, FakeEngine
 from support.server import RunningServer
 from support.tenants import write_tokens
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 SESSION = "sessions/mine"
 
 

@@ -146,7 +146,7 @@ class Asker:
         frames = [placed(request, session)]
         if name == "Converse" and not request.HasField("open"):
             frames.insert(0, ConverseRequest(open=OpenSession(name=f"sessions/{session}")))
-        answers = call(iter(frames) if method.client_streaming else frames[0], timeout=20)
+        answers = call(iter(frames) if method.client_streaming else frames[0], timeout=60)
         if not method.server_streaming:
             yield await answers
             return

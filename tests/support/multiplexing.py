@@ -88,7 +88,7 @@ class Multiplexer:
 
     async def until(self, condition: Callable[["Multiplexer"], bool]) -> None:
         """Waits until what was told meets the condition."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not condition(self):
                 self._news.clear()
                 await self._news.wait()
@@ -106,7 +106,7 @@ class Multiplexer:
         if self._reading is None:
             self.read_on()
         assert self._reading is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await asyncio.wait({self._reading})
             return await self.call.code()
 
@@ -159,7 +159,7 @@ class MultiplexSetup:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - polls what another party changes
             await asyncio.sleep(0.002)
 

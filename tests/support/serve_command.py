@@ -32,7 +32,7 @@ class Command:
         (engine_id,) = engines_of(self.process.pid)
         return engine_id
 
-    def end(self, number: int = signal.SIGTERM, limit_s: float = 20.0) -> tuple[int, str]:
+    def end(self, number: int = signal.SIGTERM, limit_s: float = 60.0) -> tuple[int, str]:
         """Sends a signal; returns the exit status and what was on standard error."""
         self.process.send_signal(number)
         _, log = self.process.communicate(timeout=limit_s)
@@ -83,7 +83,7 @@ class Runner:
     def run(self, *flags: str, environ: Sequence[tuple[str, str]] = ()) -> tuple[int, str]:
         """Runs a server that is to end by itself; returns exit status and standard error."""
         process = self.start(*flags, environ=environ).process
-        _, log = process.communicate(timeout=30)
+        _, log = process.communicate(timeout=60)
         return process.returncode, log
 
 

@@ -213,7 +213,7 @@ class Talk:
         self._requests.put_nowait(None)
 
     async def next(self) -> ConverseResponse:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self._read()
 
     async def is_silent(self, seconds: float = 0.1) -> bool:
@@ -232,7 +232,7 @@ class Talk:
         """Half-closes and reads to the end."""
         self.half_close()
         frames: list[ConverseResponse] = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with contextlib.suppress(StopAsyncIteration):
                 while True:
                     frames.append(await self._read())
@@ -304,7 +304,7 @@ def is_kind(kind: str) -> Callable[[ConverseResponse], bool]:
 
 async def eventually(is_so: Callable[[], bool]) -> None:
     """Waits until something is so."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not is_so():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.002)
 
@@ -314,7 +314,7 @@ async def events_of(log: object, *, on_event: Callable[[], None] = lambda: None)
     wake = asyncio.Event()
     reader = log.open_reader(wake)
     events: list[TurnEvent] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not reader.finished:
             wake.clear()
             while event := reader.read():

@@ -50,7 +50,7 @@ class SessionDriver:
 
     def run(self, work: Awaitable[T]) -> T:
         async def bounded() -> T:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 return await work
 
         return self._runner.run(bounded())

@@ -37,7 +37,7 @@ class Terminal:
         *,
         environ: Mapping[str, str],
         echoes: bool = False,
-        limit_s: float = 20.0,
+        limit_s: float = 60.0,
     ) -> None:
         self._limit_s = limit_s
         self._master, slave = pty.openpty()

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 NUM_REQUESTS = 80
 """In a round."""
 NUM_ROUNDS = 3
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 TEXT = list(range(320, 350))
 MIB = 1 << 20
 ALLOWANCE_BYTES = 8 * MIB

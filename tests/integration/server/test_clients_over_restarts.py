@@ -36,7 +36,7 @@ async def disturb(victim, kind):
     if kind == "stop":
         victim.stop()
     else:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not await victim.kill(kind):  # noqa: ASYNC110 - the next engine may not be there yet
                 await asyncio.sleep(0.01)
     if kind != "engine":

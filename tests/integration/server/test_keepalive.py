@@ -54,7 +54,7 @@ async def held_server(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - polls what another party changes
             await asyncio.sleep(0.01)
 

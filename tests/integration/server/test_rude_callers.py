@@ -72,7 +72,7 @@ async def prepare(running: RunningServer) -> None:
 
 
 async def is_healthy(running: RunningServer) -> bool:
-    answer = await running.health.Check(health_pb2.HealthCheckRequest(), timeout=20)
+    answer = await running.health.Check(health_pb2.HealthCheckRequest(), timeout=60)
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
@@ -83,7 +83,7 @@ async def ask(running: RunningServer) -> str:
         sampling=SamplingParams(seed=5), stop=StopConditions(max_output_tokens=20)
     )
     request = GenerateRequest(prompt=Prompt(text="how are you"), config=config)
-    answer = await running.inference.Generate(request, timeout=20)
+    answer = await running.inference.Generate(request, timeout=60)
     return str(answer.outputs[0].text)
 
 
@@ -106,7 +106,7 @@ async def until_at_rest(running: RunningServer) -> None:
     """Waits until no call, request or turn is left."""
     engine = running.engine
     assert isinstance(engine, FakeEngine)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (  # noqa: ASYNC110 - these are no events
             running.server.supervision.num_calls
             or engine.num_running + engine.num_waiting
@@ -122,7 +122,7 @@ def is_of_a_client(task: "asyncio.Task[object]") -> bool:
 
 async def until_nothing_is_held(running: RunningServer) -> None:
     """Waits until the transport has let go of its calls as well: of the last, with the next."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while held():
             await running.health.Check(health_pb2.HealthCheckRequest())
             await running.models.ListModels(ListModelsRequest())

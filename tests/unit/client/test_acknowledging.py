@@ -195,7 +195,7 @@ async def test_a_stream_that_was_lost_for_slow_reading_is_opened_again_by_readin
     servicer = Impatient(numbered, [Break(behind=6)])
     async with talking(servicer) as session:
         turn = await session.send("count", turn_id="t")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while session.attached:  # noqa: ASYNC110 - has no event
                 await asyncio.sleep(0)
         num_before = len(servicer.openings)

@@ -37,7 +37,7 @@ async def test_what_grpc_tells_a_loop_that_was_closed_troubles_no_other():
     await asyncio.to_thread(leave, lambda: aio.insecure_channel(target), channels)
     channels[0].get_state(try_to_connect=True)
     async with aio.insecure_channel(target) as another:
-        await asyncio.wait_for(another.channel_ready(), 30)
+        await asyncio.wait_for(another.channel_ready(), 60)
     await channels[0].close()
     await server.stop(None)
 

@@ -80,7 +80,7 @@ async def test_leaving_a_stream_early_cancels_the_call():
             async for _ in stream.text():
                 break
 
-        await asyncio.wait_for(servicer.ended.wait(), 5)
+        await asyncio.wait_for(servicer.ended.wait(), 60)
 
 
 async def test_the_reader_of_a_cancelled_stream_gets_an_error_and_no_cancellation_of_its_own():

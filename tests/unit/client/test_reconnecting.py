@@ -27,7 +27,7 @@ from support.scripted_services import refuse, serving
 from support.scripted_sessions import Conversing, completed, delta, echo
 
 QUICK = ClientOptions(
-    reconnect=RetryPolicy(first_delay_s=0.005, max_delay_s=0.02), reconnect_timeout_s=10
+    reconnect=RetryPolicy(first_delay_s=0.005, max_delay_s=0.02), reconnect_timeout_s=60
 )
 WORDS = ("one ", "two ", "three ", "four")
 # opened, accepted, started, four pieces, completed
@@ -234,7 +234,7 @@ async def test_a_session_that_was_taken_over_or_is_gone_is_not_opened_again(reas
     servicer = Conversing(going_away(reason, end))
     async with talking(servicer) as session:
         await (await session.send("x")).answer()
-        await asyncio.wait_for(servicer.ended.wait(), 5)
+        await asyncio.wait_for(servicer.ended.wait(), 60)
         with pytest.raises(error):
             await (await session.send("y")).answer()
 

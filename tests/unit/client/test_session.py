@@ -263,7 +263,7 @@ async def test_closing_gives_up_on_turns_that_do_not_end():
 
         with pytest.raises(ServerError):
             await turn.answer()
-        await asyncio.wait_for(servicer.ended.wait(), 5)
+        await asyncio.wait_for(servicer.ended.wait(), 60)
 
 
 async def test_a_session_that_is_closed_while_it_opens_lets_go_of_its_stream():
@@ -284,7 +284,7 @@ async def test_a_session_that_is_closed_while_it_opens_lets_go_of_its_stream():
         servicer.let_in.set()
         with pytest.raises(ServerError, match="has ended"):
             await opening
-        await asyncio.wait_for(servicer.ended.wait(), 5)
+        await asyncio.wait_for(servicer.ended.wait(), 60)
 
 
 async def test_a_closing_that_is_cancelled_ends_the_stream_all_the_same():
@@ -305,7 +305,7 @@ async def test_a_closing_that_is_cancelled_ends_the_stream_all_the_same():
         assert session.ended is not None
         with pytest.raises(ServerError):
             await turn.answer()
-        await asyncio.wait_for(servicer.ended.wait(), 5)
+        await asyncio.wait_for(servicer.ended.wait(), 60)
 
 
 class Running(session_pb2_grpc.SessionServiceServicer):

@@ -146,7 +146,7 @@ def test_an_interrupted_wait_goes_on_where_it_was():
     ready = threading.Event()
     server = threading.Thread(target=lambda: asyncio.run(serve()))
     server.start()
-    ready.wait(10)
+    ready.wait(60)
     pieces, text = [], None
     try:
         with SyncClient(targets[0]) as client, client.new_session() as session:

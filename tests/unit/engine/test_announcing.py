@@ -40,7 +40,7 @@ class Crowd:
         self.announcements.bring()
 
     async def until_told(self) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             for stream in self.streams:
                 await stream.was_told.wait()
 

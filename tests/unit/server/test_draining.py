@@ -78,7 +78,7 @@ async def setup(tmp_path: Path) -> AsyncIterator[Setup]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - polls what another party changes
             await asyncio.sleep(0.002)
 
@@ -94,7 +94,7 @@ async def reason_of(call: Awaitable[object]) -> str:
 
 async def read_to_end(call: grpc.aio.UnaryStreamCall) -> list[object]:
     events = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (event := await call.read()) is not grpc.aio.EOF:
             events.append(event)
     return events

@@ -266,7 +266,7 @@ async def test_cancelled_stream_lets_go_of_what_it_holds_and_logs_no_error(
 
     call.cancel()
 
-    await asyncio.wait_for(served.inference.let_go.wait(), 5)
+    await asyncio.wait_for(served.inference.let_go.wait(), 60)
     assert await served.supervision.wait_idle(5) == 0
     assert '"level": "error"' not in log.getvalue()
 
@@ -284,7 +284,7 @@ async def test_handler_whose_blocked_write_fails_as_the_caller_leaves_has_not_fa
 
     call.cancel()
 
-    await asyncio.wait_for(served.sessions.let_go.wait(), 5)
+    await asyncio.wait_for(served.sessions.let_go.wait(), 60)
     assert await served.supervision.wait_idle(5) == 0
     assert served.sessions.ended_by is not None
     assert '"level": "error"' not in log.getvalue()

@@ -89,7 +89,7 @@ def test_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
 def manager(tmp_path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "notify"))
-        listener.settimeout(10)
+        listener.settimeout(60)
         yield listener
 
 
@@ -127,5 +127,5 @@ async def test_server_without_a_manager_tells_nobody_and_goes_on(environ: dict[s
     notices.tell_ready()
     notices.tell_stopping()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await notices.keep_alive()

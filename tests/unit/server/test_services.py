@@ -199,7 +199,7 @@ async def test_watchers_of_the_stats_are_bounded_and_leave_their_places(
         watch.cancel()
 
     assert details_of(error)["ErrorInfo"].reason == "OVERLOADED"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             try:
                 await running.admin.WatchEngineStats(admin_pb2.WatchEngineStatsRequest()).read()
@@ -378,4 +378,4 @@ async def test_idle_stream_is_sent_away_and_does_not_hold_up_the_end(tmp_path: P
         assert told.go_away.reason == types_pb2.GoAway.REASON_DRAINING
         assert error.code() is grpc.StatusCode.UNAVAILABLE
         assert details_of(error)["ErrorInfo"].reason == "DRAINING"
-        assert await asyncio.wait_for(closing, 20) == 0
+        assert await asyncio.wait_for(closing, 60) == 0

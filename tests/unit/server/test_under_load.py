@@ -27,7 +27,7 @@ def long_request(text: str = "Hi") -> inference_pb2.GenerateRequest:
 
 
 async def until(condition: object) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - the fake has no event for it
             await asyncio.sleep(0.005)
 

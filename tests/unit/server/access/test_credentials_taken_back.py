@@ -59,7 +59,7 @@ async def test_a_call_whose_credential_has_expired_is_told_nothing_more(tmp_path
     server.add_generic_rpc_handlers([telling.handler()])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(20):
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(60):
         call = channel.unary_stream("/antiphon.v1.Telling/Tell")(b"", metadata=bearer("tk-a"))
         telling.news.put_nowait(StreamGenerateResponse())
         assert await call.read() == b""

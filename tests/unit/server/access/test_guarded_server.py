@@ -13,7 +13,7 @@ from support.server import RunningServer, details_of, running_server
 from support.tenants import bearer, token_entry, write_tokens
 
 A, B, OPS = bearer("tk-acme"), bearer("tk-bolt"), bearer("tk-ops")
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 @pytest.fixture

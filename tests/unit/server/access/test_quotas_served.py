@@ -24,7 +24,7 @@ from support.server import RunningServer, details_of, running_server
 from support.tenants import bearer, token_entry, write_tokens
 
 A, B = bearer("tk-a"), bearer("tk-b")
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from antiphon_server.access.reloading import ReloadedFiles
 from antiphon_server.access.tls import Certificates, TlsFiles, load_certificates, port_credentials
 from support.certificates import Authority, Pair
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)

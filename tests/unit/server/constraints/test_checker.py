@@ -43,7 +43,7 @@ class Bench:
 
     async def begun(self, text: str) -> None:
         """Waits until a worker has taken a constraint."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while text not in self.texts:  # noqa: ASYNC110 - another process tells by a file
                 await asyncio.sleep(0.01)
 

@@ -28,7 +28,7 @@ from support.server import RunningServer, details_of, running_server
 from support.session_rows import user
 from support.turn_runs import new_session
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 YES_OR_NO = Constraint(choice=Choice(options=["yes", "no"]))
 
 

@@ -144,7 +144,7 @@ async def test_engine_that_dies_anywhere_is_not_noticed(
             await asyncio.sleep(0)
         await die_and_come_back(engine)
         engine.release()
-        events = await asyncio.wait_for(reading, 10)
+        events = await asyncio.wait_for(reading, 60)
 
         assert told(generation, events) == whole, num_steps
         assert sum(isinstance(event, GenerationStarted) for event in events) == 1
@@ -196,7 +196,7 @@ async def test_each_outage_has_the_whole_wait(text: TextSide, offload: Offload) 
         await _turns()
     engine.release()
 
-    await asyncio.wait_for(reading, 10)
+    await asyncio.wait_for(reading, 60)
     assert generation.usage.output_tokens == 5
 
 
@@ -245,7 +245,7 @@ async def test_engine_that_dies_of_it_again_and_again_is_spared(
         await _turns()
 
     with pytest.raises(AntiphonError) as caught:
-        await asyncio.wait_for(reading, 10)
+        await asyncio.wait_for(reading, 60)
 
     assert caught.value.reason is ErrorReason.INTERNAL
     assert caught.value.metadata == {"attempts": "3", "limit": "3"}
@@ -300,7 +300,7 @@ async def test_attempts_that_get_on_are_not_counted(text: TextSide, offload: Off
         await _turns()
     engine.release()
 
-    await asyncio.wait_for(reading, 10)
+    await asyncio.wait_for(reading, 60)
 
     assert generation.usage.output_tokens == 8 * PROGRESS_TOKENS
 
@@ -335,14 +335,14 @@ async def test_engine_without_room_is_asked_again_and_that_is_no_attempt(
     generation = bench.start(_budget(5), endurance=admitted)
     reading = asyncio.create_task(_collect(generation))
     for num_requests in (1, 2):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(engine.requests) < num_requests:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0.01)
         engine.fail_all(AntiphonError(ErrorReason.OVERLOADED, "the engine is full"))
         await _turns()
     engine.release()
 
-    await asyncio.wait_for(reading, 10)
+    await asyncio.wait_for(reading, 60)
     assert generation.usage.output_tokens == 5
     assert admitted.attempts.num == 1
 
@@ -363,7 +363,7 @@ async def test_held_request_stays_held_in_the_next_engine(text: TextSide, offloa
     generation.release()
     engine.release()
 
-    await asyncio.wait_for(reading, 10)
+    await asyncio.wait_for(reading, 60)
     assert generation.usage.output_tokens == 5
 
 

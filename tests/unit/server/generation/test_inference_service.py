@@ -80,7 +80,7 @@ async def read_stream(server: InferenceServer, request: GenerateRequest) -> list
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - polls what another party changes
             await asyncio.sleep(0.002)
 

@@ -56,7 +56,7 @@ async def serving(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - polls what another party changes
             await asyncio.sleep(0.005)
 

@@ -22,7 +22,7 @@ class Gate:
 
     def write(self, _file: object) -> None:
         self._reached.set()
-        assert self._opened.wait(10)
+        assert self._opened.wait(60)
 
     async def reached(self) -> None:
         assert await asyncio.to_thread(self._reached.wait, 10)

@@ -329,7 +329,7 @@ async def test_a_reader_that_does_not_read_costs_few_events(bench: SessionBench,
 
 async def ended_turn(bench: SessionBench, turn_id: str) -> Turn:
     """Waits until a turn has ended."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while True:
             turn = await bench.turn(turn_id)
             if turn.state not in (Turn.STATE_QUEUED, Turn.STATE_RUNNING):

@@ -32,7 +32,7 @@ async def test_a_change_behind_a_deletion_finds_no_session(
 
     def hold_up(_file: object) -> None:
         reached.set()
-        assert opened.wait(10)
+        assert opened.wait(60)
 
     held_up = asyncio.create_task(writer.run(hold_up))
     assert await asyncio.to_thread(reached.wait, 10)
@@ -72,7 +72,7 @@ async def test_a_change_that_meets_the_end_of_a_sessions_time_tells_of_that(
         opened = threading.Event()
 
         def hold_up(_file: object) -> None:
-            assert opened.wait(10)
+            assert opened.wait(60)
 
         held_up = asyncio.create_task(bench.store._reader.run(hold_up))
         await asyncio.sleep(0)

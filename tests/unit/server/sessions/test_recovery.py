@@ -76,7 +76,7 @@ async def step_and_keep(bench: SessionBench, num_tokens: int, *, num_before: int
     bench.engine.step(num_tokens)
     ((_, running), *_) = await bench.store.list_unfinished()
     num_kept = 0
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while num_kept < num_before + num_tokens:
             await asyncio.sleep(0.005)
             kept = await bench.store.read_checkpoint(KEY, running.position)

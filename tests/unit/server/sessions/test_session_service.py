@@ -254,7 +254,7 @@ async def read_into(frames: list, call) -> None:
 
 async def ended_turn(server: RunningServer, name: str) -> Turn:
     """Waits until a turn has ended."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             turn = await server.sessions.GetTurn(GetTurnRequest(name=name))
             if turn.state not in (Turn.STATE_QUEUED, Turn.STATE_RUNNING):

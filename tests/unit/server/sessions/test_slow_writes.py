@@ -43,11 +43,11 @@ async def test_a_write_that_has_begun_is_told_as_it_ends_and_one_that_waits_is_n
 
     def slow(file: sqlite3.Connection) -> int:
         begun.set()
-        assert may_end.wait(10)
+        assert may_end.wait(60)
         return write(1, file)
 
     first = asyncio.create_task(writer.run(slow))
-    assert await asyncio.to_thread(begun.wait, 10)
+    assert await asyncio.to_thread(begun.wait, 60)
     second = asyncio.create_task(writer.run(lambda file: write(2, file)))
     with pytest.raises(AntiphonError) as refused:
         await second
@@ -66,10 +66,10 @@ async def test_a_write_that_nobody_waits_for_any_more_is_not_made(writer: Writer
 
     def slow(_file: sqlite3.Connection) -> None:
         begun.set()
-        assert may_end.wait(10)
+        assert may_end.wait(60)
 
     first = asyncio.create_task(writer.run(slow))
-    assert await asyncio.to_thread(begun.wait, 10)
+    assert await asyncio.to_thread(begun.wait, 60)
     second = asyncio.create_task(writer.run(lambda file: write(2, file)))
     await eventually(lambda: writer._num_waiting == 2)
     second.cancel()

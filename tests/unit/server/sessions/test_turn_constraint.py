@@ -11,7 +11,7 @@ from support.server import RunningServer, details_of, running_server
 from support.tiny_tokenizers import save_byte_level_tokenizer
 
 SESSION = "sessions/mine"
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 @pytest.fixture

@@ -41,14 +41,14 @@ async def server(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[RunningSer
 def run_turn(
     server: RunningServer, start: StartTurn
 ) -> grpc.aio.UnaryStreamCall[RunTurnRequest, TurnEvent]:
-    return server.sessions.RunTurn(RunTurnRequest(session=SESSION, turn=start), timeout=20)
+    return server.sessions.RunTurn(RunTurnRequest(session=SESSION, turn=start), timeout=60)
 
 
 def follow(
     server: RunningServer, sequence: int = 0, epoch: int = 0, name: str = NAME
 ) -> grpc.aio.UnaryStreamCall[StreamTurnEventsRequest, TurnEvent]:
     request = StreamTurnEventsRequest(name=name, after_sequence=sequence, epoch=epoch)
-    return server.sessions.StreamTurnEvents(request, timeout=20)
+    return server.sessions.StreamTurnEvents(request, timeout=60)
 
 
 async def begun(server: RunningServer, num_deltas: int = 3, **values: object) -> list[TurnEvent]:
