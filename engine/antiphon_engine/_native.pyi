@@ -256,6 +256,16 @@ class EngineCore:
         Its next row has FLAG_RESUMED if it had rows before. Where it isn't held nothing changes.
         """
 
+    def sit_out(self, handle: int) -> bool:
+        """Gives a request no rows from the next plan on; false if it has ended.
+
+        Rows in flight go on. It keeps its blocks and its place, so it is for moments: others may
+        wait for what it has. Sitting out twice changes nothing.
+        """
+
+    def rejoin(self, handle: int) -> bool:
+        """Lets a request that sits out have rows again; false if it has ended."""
+
     def plan(self, set_index: int, now_ns: int = 0) -> int:
         """Fills the buffers of a set with the next step; returns its id, or 0: nothing can run.
 
@@ -273,7 +283,10 @@ class EngineCore:
 
         Steps are committed in the order in which they were planned, when they and their copies have
         been carried out. Rows of requests that ended since the plan, or are of an older epoch,
-        change nothing: their result is all zeros. `now_ns`: when the step was carried out.
+        change nothing: their result is all zeros. A row that was to bring a token and whose
+        `num_tokens` is 0 brings none: the request's next row computes its last token again. No
+        other row of that request may be in flight. `now_ns`: when the
+        step was carried out.
         """
 
     def tokens(self, handle: int) -> NDArray[np.int32]:

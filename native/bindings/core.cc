@@ -131,6 +131,12 @@ void BindSubmission(py::class_<PyEngineCore>& core) {
   core.def(
       "release", [](PyEngineCore& self, Handle handle) { return self.core().Release(handle); },
       "handle"_a);
+  core.def(
+      "sit_out", [](PyEngineCore& self, Handle handle) { return self.core().SitOut(handle); },
+      "handle"_a);
+  core.def(
+      "rejoin", [](PyEngineCore& self, Handle handle) { return self.core().Rejoin(handle); },
+      "handle"_a);
 }
 
 void BindSteps(py::class_<PyEngineCore>& core) {

@@ -110,7 +110,7 @@ EngineCore::Admission EngineCore::TryAdmit(Request& request, Step& step) {
     return Admission::kNoRoom;
   }
   Admit(request);
-  if (request.state == RequestState::kPrefill &&
+  if (request.state == RequestState::kPrefill && request.may_run(num_plans_) &&
       config_.chunk_policy == ChunkPolicy::kFirstComeFirstServed) {
     PlanChunk(request, batcher_.ChunkFor(request.num_computed, request.num_remaining()), step);
   }

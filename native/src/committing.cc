@@ -46,6 +46,12 @@ inline FinishReason EngineCore::CommitRow(const BufferSet& set, std::size_t inde
     return FinishReason::kNone;
   }
   NoteCommitted(request, set, row.shape);
+  const bool brings_token = row.shape.samples && set.buffers.num_tokens[index] > 0;
+  if (row.shape.samples && !brings_token) {
+    // Before anything is published, so that what others may read is never written again.
+    Check(request.num_inflight == 0, "a row that brought no token has others behind it");
+    --request.num_computed;
+  }
   if ((request.chain.num_published + 1) * config_.block_tokens <= request.num_settled()) {
     Publish(request);
   }
@@ -54,15 +60,15 @@ inline FinishReason EngineCore::CommitRow(const BufferSet& set, std::size_t inde
     WakeFollowers(request);
   }
   FinishReason reason = FinishReason::kNone;
-  if (row.shape.samples) {
-    Check(set.buffers.num_tokens[index] == 1 && token >= 0, "a row that samples brought no token");
+  if (brings_token) {
+    Check(set.buffers.num_tokens[index] == 1 && token >= 0, "a row brought what is no token");
     request.tokens.push_back(token);
     ++num_generated_;
     reason = ReasonToEnd(request, token);
   }
-  result[0] = row.shape.samples ? 1 : 0;
+  result[0] = brings_token ? 1 : 0;
   result[1] = static_cast<std::int32_t>(reason);
-  result[2] = row.shape.samples ? request.num_output() : 0;
+  result[2] = brings_token ? request.num_output() : 0;
   result[3] = request.num_steps;
   if (reason != FinishReason::kNone) {
     Retire(request, kKeepAll);

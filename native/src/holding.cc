@@ -1,5 +1,6 @@
 // Holds: a request rests at its caller's wish. It differs from a pause in that nothing but the
-// caller ends it, so that nobody may wait because of it: it is in no queue and leads nobody.
+// caller ends it, so that nobody may wait because of it: it is in no queue and leads nobody. One
+// that sits out rests for a moment only, and so keeps what it has.
 #include "antiphon/engine_core.h"
 
 namespace antiphon {
@@ -43,6 +44,24 @@ bool EngineCore::Release(Handle handle) {
   } else {
     Enqueue(*request);
   }
+  return true;
+}
+
+bool EngineCore::SitOut(Handle handle) {
+  Request* request = requests_.Find(handle);
+  if (request == nullptr || !request->live()) {
+    return false;
+  }
+  request->sits_out = true;
+  return true;
+}
+
+bool EngineCore::Rejoin(Handle handle) {
+  Request* request = requests_.Find(handle);
+  if (request == nullptr || !request->live()) {
+    return false;
+  }
+  request->sits_out = false;
   return true;
 }
 

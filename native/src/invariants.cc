@@ -89,9 +89,12 @@ void EngineCore::CheckRequest(const Request& request) const {
   Check(0 <= request.num_pending && request.num_pending <= config_.run_ahead + 1,
         "I21: a count of tokens to come is wrong");
   const std::int32_t num_blocks_computed = BlocksFor(request.num_computed, config_.block_tokens);
+  // A token that is computed again has its block still.
+  const std::int32_t num_blocks_to_come = BlocksFor(request.num_computed + 1, config_.block_tokens);
   Check(request.num_blocks() >= num_blocks_computed, "I21: computed tokens have no block");
   Check(request.state != RequestState::kDecode ||
-            (request.num_remaining() == 1 && request.num_blocks() == num_blocks_computed),
+            (request.num_remaining() == 1 && (request.num_blocks() == num_blocks_computed ||
+                                              request.num_blocks() == num_blocks_to_come)),
         "I21: a request decodes that lacks more than one token, or has a block ahead");
   Check(request.num_blocks() <= request.blocks_to_completion,
         "I15: a request holds more than it can need");

@@ -221,7 +221,9 @@ void EngineCore::Onload(Request& request) {
 }
 
 void EngineCore::NoteEmptyPlan() {
-  const bool could_run = num_waiting_ > 0 || !running_.empty();
+  const bool could_run =
+      (num_waiting_ > 0 || !running_.empty()) &&
+      std::ranges::none_of(running_, [](const Request* request) { return request->sits_out; });
   num_empty_plans_ = could_run && num_steps_in_flight_ == 0 ? num_empty_plans_ + 1 : 0;
   if (num_empty_plans_ >= config_.stall_passes) {
     throw StalledError(Census());

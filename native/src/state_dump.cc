@@ -56,7 +56,8 @@ void WriteNumbers(Json& out, const char* name, const Values& values) {
 
 void WriteRequest(Json& out, const Request& request) {
   out << "{\"handle\":" << request.handle << ",\"state\":\"" << StateName(request.state)
-      << "\",\"held\":" << (request.held ? "true" : "false") << ",\"epoch\":" << request.epoch
+      << "\",\"held\":" << (request.held ? "true" : "false")
+      << ",\"sits_out\":" << (request.sits_out ? "true" : "false") << ",\"epoch\":" << request.epoch
       << ",\"arrival\":" << request.arrival << ",\"priority\":" << request.priority
       << ",\"leader\":" << request.leader << ",\"scope\":" << request.chain.scope
       << ",\"slot\":" << request.slot << ",\"num_prompt\":" << request.num_prompt

@@ -70,12 +70,14 @@ class Engine {
 
   // Commits the oldest step in flight, in which every row sampled `token`.
   void Commit(TokenId token = 1) {
-    const auto [step, set] = in_flight_.front();
-    in_flight_.pop_front();
-    arrays_[static_cast<std::size_t>(set)]->Sample(token);
-    core_.Commit(step);
-    core_.CheckInvariants();
-    committed_set_ = set;
+    SampleNext(token);
+    CommitNext();
+  }
+
+  // Likewise, but one row brings no token.
+  void CommitWithout(std::size_t row, TokenId token = 1) {
+    SampleNext(token).num_tokens[row] = 0;
+    CommitNext();
   }
 
   bool Step(TokenId token = 1) {
@@ -114,6 +116,20 @@ class Engine {
  private:
   static constexpr TokenId kEndIds[] = {100, 99};
   static constexpr TokenId kStopIds[] = {100, 98};
+
+  const StepBuffers& SampleNext(TokenId token) {
+    StepArrays& arrays = *arrays_[static_cast<std::size_t>(in_flight_.front().second)];
+    arrays.Sample(token);
+    return arrays.buffers();
+  }
+
+  void CommitNext() {
+    const auto [step, set] = in_flight_.front();
+    in_flight_.pop_front();
+    core_.Commit(step);
+    core_.CheckInvariants();
+    committed_set_ = set;
+  }
 
   const StepArrays& arrays(std::int32_t set) const {
     return *arrays_[static_cast<std::size_t>(set)];

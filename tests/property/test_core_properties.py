@@ -239,6 +239,7 @@ FEATURES = (
     "num_deferrals_total",
     "num_bypasses_total",
     "rests",
+    "withheld",
 )
 
 

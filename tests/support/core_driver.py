@@ -93,14 +93,50 @@ class CoreDriver:
             request.held = False
             request.free = self._rests(request.ask.leader)
 
+    def sit_out(self, handle: int) -> None:
+        for _ in range(2):
+            assert self.core.sit_out(handle) == (handle in self.requests), "I24"
+        if handle in self.requests:
+            self.requests[handle].sits_out = True
+
+    def rejoin(self, handle: int) -> None:
+        for _ in range(2):
+            assert self.core.rejoin(handle) == (handle in self.requests), "I24"
+        if handle in self.requests:
+            self.requests[handle].sits_out = False
+
+    def withhold(self, handle: int) -> bool:
+        """Has a request's one row in flight bring no token; False where that can't be."""
+        flights = [
+            (step, row)
+            for step in self.in_flight
+            for row in step.rows
+            if row.handle == handle and row.epoch == self.requests[handle].epoch
+        ]
+        if len(flights) != 1 or flights[0][0].executed or not flights[0][1].samples:
+            return False
+        ((step, row),) = flights
+        step.late.add(row.index)
+        self.requests[handle].late = True
+        self.sit_out(handle)
+        return True
+
+    @property
+    def sitting_out(self) -> list[int]:
+        """Those that may rejoin: what they were to bring is known to come or not to come."""
+        return [h for h, request in self.requests.items() if request.sits_out and not request.late]
+
     @property
     def held(self) -> list[int]:
         return [handle for handle, request in self.requests.items() if request.held]
 
     def run(self, sample: Sampler, *, max_steps: int = 4000) -> None:
         """Releases all and steps until no request is left and no step is in flight."""
+        self.drain(sample)
         for handle in self.held:
             self.release(handle)
+        for handle in self.sitting_out:
+            self.rejoin(handle)
         for _ in range(max_steps):
             if not self.requests:
                 return self.drain(sample)
@@ -210,8 +246,12 @@ class CoreDriver:
         if not self.shape.run_ahead:
             assert result[3] == request.num_rows, "steps are counted wrongly"
         self.times.commit(step, row)
-        if not row.samples:
+        if not row.samples or row.index in step.late:
             assert result[:3] == [0, 0, 0]
+            if row.samples:
+                request.late = False
+                request.computed -= 1
+                request.num_known -= 1
             return
         request.outputs.append(int(step.buffers["tokens"][row.index, 0]))
         request.uniforms.append(float(step.buffers["uniform"][row.index]))

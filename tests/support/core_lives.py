@@ -21,6 +21,7 @@ class CoreLife:
         self._rng = random.Random(seed)
         self._shape = any_shape(self._rng.choice)
         self._model = CoreModel(self._shape, seed=seed)
+        self._num_withheld = 0
         self._actions = {
             self._submit: 6,
             self._submit_next_turn: 8,
@@ -32,6 +33,9 @@ class CoreLife:
             self._finish: 2,
             self._hold: 2,
             self._release: 4,
+            self._sit_out: 1,
+            self._withhold: 3,
+            self._rejoin: 6,
             self._move_session: 3,
             self._close_session: 2,
             self._jump_clock: 2,
@@ -66,6 +70,7 @@ class CoreLife:
             model.events.catch_up()
         counters = Counter(model.stats())
         counters["rests"] = model.num_rests
+        counters["withheld"] = self._num_withheld
         model.check_empty()
         return counters
 
@@ -148,6 +153,19 @@ class CoreLife:
     def _release(self) -> None:
         if self._model.held:
             self._model.release(self._rng.choice(self._model.held))
+
+    def _sit_out(self) -> None:
+        if self._model.requests:
+            self._model.sit_out(self._any_handle())
+
+    def _withhold(self) -> None:
+        for handle in list(self._model.requests):
+            if self._rng.random() < 0.5:
+                self._num_withheld += self._model.withhold(handle)
+
+    def _rejoin(self) -> None:
+        if self._model.sitting_out:
+            self._model.rejoin(self._rng.choice(self._model.sitting_out))
 
     def _any_handle(self) -> int:
         return self._rng.choice([*self._model.requests, *list(self._model.ended)[-2:]])

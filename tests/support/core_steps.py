@@ -70,6 +70,8 @@ class PlannedStep:
     rows: list[PlannedRow]
     copies: list[Copy]
     executed: bool = False
+    late: set[int] = field(default_factory=set)
+    """Rows that were to bring a token and bring none."""
     device_blocks: dict[int, set[int]] = field(default_factory=dict)
     """Device blocks that rows read or write, with the handles that do."""
     image: dict[str, NDArray[np.generic]] = field(default_factory=dict)

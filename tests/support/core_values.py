@@ -199,6 +199,10 @@ class ModelRequest:
     """Grows with each pause."""
     held: bool = False
     """Whether its caller wants it to rest."""
+    sits_out: bool = False
+    """Whether it gets no rows for a while."""
+    late: bool = False
+    """Whether a row in flight will bring no token."""
     free: bool = False
     """Whether its leader has rested meanwhile, so that it waits for it no longer."""
     running: bool = False

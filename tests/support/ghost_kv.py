@@ -38,7 +38,7 @@ class GhostKv:
         step.buffers["tokens"][:] = -1
         step.buffers["num_tokens"][:] = 0
         for row in step.rows:
-            if row.samples:
+            if row.samples and row.index not in step.late:
                 self._sample(step, row, sample)
         step.executed = True
 

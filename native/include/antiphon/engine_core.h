@@ -148,14 +148,22 @@ class EngineCore {
   bool Hold(Handle handle);
   bool Release(Handle handle);
 
+  // Gives a request no rows from the next plan on; rows in flight go on. It keeps its blocks and
+  // its place, so that others may wait for it: its caller lets it rejoin soon. Both return false if
+  // the request has ended, and change nothing the second time.
+  bool SitOut(Handle handle);
+  bool Rejoin(Handle handle);
+
   // Returns 0 if nothing can run. `now_ns`: a clock that never goes back.
   // Throws StalledError after `stall_passes` calls in a row that found nothing to run while
-  // requests wait and no step is in flight.
+  // requests wait, no step is in flight and nobody who runs sits out.
   // REQUIRES: the set is registered and not in flight; at most `run_ahead` steps are in flight
   StepId Plan(std::int32_t set_index, std::int64_t now_ns = 0);
 
+  // A row that was to bring a token and has `num_tokens` 0 brings none: its last token is computed
+  // again by the request's next row.
   // REQUIRES: `step` is the oldest in flight; tokens and num_tokens of its buffers are written, its
-  // copies carried out
+  // copies carried out; no other row of a request that brings no token is in flight
   // `now_ns`: when that was done, on the clock of Plan.
   void Commit(StepId step, std::int64_t now_ns = 0);
 

@@ -48,6 +48,7 @@ struct alignas(64) Request {
   Handle handle = 0;
   RequestState state = RequestState::kFree;
   bool held = false;        // gets no rows; kHeld as soon as none is in flight
+  bool sits_out = false;    // gets no rows, and keeps what it has
   bool started = false;     // has had its first row
   bool new_slot = false;    // its next row is the first in its slot
   std::uint32_t epoch = 0;  // grows whenever rows that are in flight become void
@@ -116,7 +117,9 @@ struct alignas(64) Request {
   // Whether its blocks can't be freed now, because a step in flight uses them.
   bool fenced() const { return num_inflight > 0; }
   // Whether a step may give it a row.
-  bool may_run(std::int64_t num_plans) const { return !held && planned_in != num_plans; }
+  bool may_run(std::int64_t num_plans) const {
+    return !held && !sits_out && planned_in != num_plans;
+  }
   // Whether its right to run is higher than another's.
   bool precedes(const Request& other) const {
     return priority != other.priority ? priority > other.priority : arrival < other.arrival;
