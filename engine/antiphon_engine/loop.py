@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from antiphon_engine import _native
 from antiphon_engine.api.messages import (
@@ -48,7 +49,8 @@ IDLE_WAIT_S = 1.0
 BLOCKED_WAIT_S = 0.01
 """Between plans that find nothing to run although requests wait; the core ends it after some."""
 ARRIVAL_WAIT_S = 0.001
-"""Between looks for requests whose grammars are being compiled."""
+"""Between looks for requests whose grammars are being compiled, or whose masks are made ahead."""
+_NO_ROWS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,8 @@ class _Flight:
     step_id: int
     set_index: int
     logprobs: RowLogprobs | None
+    late_rows: NDArray[np.int64]
+    """Those that bring no token, since their masks were not there."""
     start_ns: int
     plan_time_ns: int
 
@@ -158,7 +162,7 @@ class EngineLoop:
 
     def _receive(self) -> None:
         messages = self._link.receive(self._wait_s())
-        if not messages and not self._busy:
+        if not messages and not self._busy and not self._guidance.is_at_work:
             self._rest()
         ended: list[OutputEnded] = []
         for message in messages:
@@ -167,13 +171,13 @@ class EngineLoop:
         if ended:
             now = self._clock_ns()
             self._link.send(StepNews(step=0, start_ns=now, end_ns=now, ended=ended))
-        for failed in self._arrivals.admit():
+        for failed in self._arrivals.admit() + self._guidance.advance():
             self._link.send(failed)
 
     def _wait_s(self) -> float:
         if self._busy:
             return 0.0
-        if self._arrivals:
+        if self._arrivals or self._guidance.is_at_work:
             return ARRIVAL_WAIT_S
         return BLOCKED_WAIT_S if self._requests.may_run else IDLE_WAIT_S
 
@@ -246,13 +250,14 @@ class EngineLoop:
         plan = self._executor.buffers(set_index)
         planned_ns = self._clock_ns()
         self._assign_slots(plan)
-        sampled = self._compute(set_index, plan)
+        sampled, late_rows = self._compute(set_index, plan)
         self._executor.store_tokens(set_index, sampled.tokens)
         self._flights.append(
             _Flight(
                 step_id=step_id,
                 set_index=set_index,
                 logprobs=sampled.logprobs,
+                late_rows=late_rows,
                 start_ns=start_ns,
                 plan_time_ns=planned_ns - start_ns,
             )
@@ -260,10 +265,10 @@ class EngineLoop:
         self._set_index = (set_index + 1) % self._settings.num_buffer_sets
         return True
 
-    def _compute(self, set_index: int, plan: StepBuffers) -> Sampled:
-        """Has a planned step computed and draws its tokens."""
+    def _compute(self, set_index: int, plan: StepBuffers) -> tuple[Sampled, NDArray[np.int64]]:
+        """Has a planned step computed; returns its tokens, and the rows whose don't count."""
         if not has_guided_rows(plan):
-            return self._sampler.sample(self._executor.execute(set_index), plan)
+            return self._sampler.sample(self._executor.execute(set_index), plan), _NO_ROWS
         stands_on_flights = bool(self._flights)
         if not stands_on_flights:
             # Masks are made beside the computation.
@@ -274,10 +279,10 @@ class EngineLoop:
             while self._flights:
                 self._retire(self._flights.popleft())
             self._guidance.begin(plan)
-        masks, failed = self._guidance.finish()
-        for failure in failed:
+        guided = self._guidance.finish()
+        for failure in guided.failed:
             self._link.send(failure)
-        return self._sampler.sample(logits, plan, masks)
+        return self._sampler.sample(logits, plan, guided.masks), guided.late_rows
 
     def _retire(self, flight: "_Flight") -> None:
         """Waits for a step, commits it and tells what it brought."""
@@ -285,10 +290,11 @@ class EngineLoop:
         if self._settings.delay_commit_s:
             time.sleep(self._settings.delay_commit_s)
         executed_ns = self._clock_ns()
+        plan = self._executor.buffers(flight.set_index)
+        plan["num_tokens"][flight.late_rows] = 0
         self._core.commit(flight.step_id, executed_ns)
         committed_ns = self._clock_ns()
-        plan = self._executor.buffers(flight.set_index)
-        self._guidance.note_tokens(plan)
+        self._guidance.note_tokens(plan, flight.late_rows)
         # Not before all work on it but the telling: the front end goes by how late it reads it.
         end_ns = self._clock_ns()
         news = collect_news(

@@ -200,6 +200,14 @@ class Requests:
             if handle:
                 self._core.release(handle)
 
+    def sit_out(self, handle: int) -> None:
+        """Gives a core request no rows for a moment; it keeps what it has."""
+        self._core.sit_out(handle)
+
+    def rejoin(self, handle: int) -> None:
+        """Lets a core request that sits out have rows again."""
+        self._core.rejoin(handle)
+
     def end(self, handle: int, reason: FinishReason) -> OutputEnded:
         """Notes that the core has ended a request by itself."""
         return self._end(handle, reason, output_index=int(self._output_indices[_index(handle)]))
@@ -234,9 +242,13 @@ class Requests:
         return self._request_ids[indices], self._output_indices[indices]
 
     def note_progress(self, handles: NDArray[np.uint64], *, num_tokens: NDArray[np.int32]) -> None:
-        """Notes how far each of `handles` has come, for when it ends. None of them has ended."""
+        """Notes how far each of `handles` has come, for when it ends. None of them has ended.
+
+        Where a row brought no token `num_tokens` is 0.
+        """
         indices = (handles & _INDEX_MASK).astype(np.int64)
-        self._num_tokens[indices] = num_tokens
+        brought = num_tokens > 0
+        self._num_tokens[indices[brought]] = num_tokens[brought]
 
     def hint(self, message: CloseSession | ForkSession | RewindSession) -> None:
         """Passes a hint on; one whose values make no sense is dropped."""

@@ -117,6 +117,8 @@ class Sampler:
             self._process(logits, slots, flags, positions)
             masks.apply(logits, self._device)
         tokens = self._choose(logits, slots, plan["uniform"][step_rows])
+        if masks is not None:
+            flags[masks.late] &= ~np.uint32(_native.FLAG_PENALTIES)
         penalised = np.nonzero(flags & _native.FLAG_PENALTIES)[0]
         if penalised.size:
             self._penalties.count(slots[penalised], tokens[self._device.upload(penalised)])

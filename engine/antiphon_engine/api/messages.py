@@ -230,6 +230,8 @@ class CoreStats(_Message, frozen=True, kw_only=True):
     """Tokens by which grammars' matchers were advanced."""
     num_masks_total: int = 0
     """Rows whose tokens were restricted before one was drawn."""
+    num_late_masks_total: int = 0
+    """Masks that took so long that their steps went on without their rows."""
     mask_time_ns_total: int = 0
     """Processor time that took, beside the forward pass."""
     step_time_ns: int = 0

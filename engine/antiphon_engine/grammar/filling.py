@@ -1,10 +1,12 @@
-"""Fills the masks of a step on threads of its own, beside the forward pass.
+"""Fills masks on threads of its own: those of a step beside its forward pass, long ones ahead.
 
-A grammar that takes too long for one token fails its request: it is measured in processor time, so
-a busy machine fails nobody. What is under way inside of a library can't be stopped: its thread is
-left behind, and another takes its place.
+A step doesn't wait for a mask that takes long: its row brings no token then, and the mask is made
+by threads of lower priority while other rows go on. What takes long and what takes too long is
+measured in processor time, so a busy machine fails nobody. What is under way inside of a library
+can't be stopped: a thread that is over the limit is left behind, and another takes its place.
 """
 
+import os
 import threading
 import time
 from collections import deque
@@ -18,26 +20,41 @@ from antiphon_engine.api.errors import ErrorReason
 from antiphon_engine.grammar.base import GrammarError
 from antiphon_engine.grammar.guide import Guide
 
-_LOOK_AGAIN_S = 0.005
-_HARD_LIMIT_S = 10.0
+_LOOK_AGAIN_S = 0.002
+_LONG_S = 0.005
+"""Processor time from which a mask holds up a step noticeably."""
+_LONGEST_WAIT_S = 0.015
+"""For what a step waits behind its computation where masks take long ..."""
+_LONGEST_BUSY_WAIT_S = 0.1
+"""... and where it may be that the machine is busy."""
+_HARD_LIMIT_S = 60.0
+"""Of a mask on the clock, in which a thread has hardly had the processor."""
 MAX_LEFT_BEHIND = 8
 """Threads that may be at work on tokens of requests that have failed."""
+_NICE_AHEAD = 10
+_NICE_LEFT_BEHIND = 19
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class FillTask:
-    """A row of a step whose output is guided."""
+    """A mask that is wanted for the next token of a guided output."""
 
     guide: Guide
-    row: int
-    """Of the mask table."""
+    row: int = -1
+    """Of the mask table, while a step waits for it."""
+    awaited: bool = field(default=False, init=False)
+    """Whether a step waits for it."""
+    done: bool = field(default=False, init=False)
+    """Whether the rest holds."""
     restricts: bool = field(default=True, init=False)
-    """False: every token may come next, and the row says nothing."""
+    """False: every token may come next, and the mask says nothing."""
+    words: NDArray[np.int32] | None = field(default=None, init=False)
+    """[W] the mask, where no step waited for it when it was done; else it is in the table."""
     error: GrammarError | None = field(default=None, init=False)
 
 
 class MaskFiller:
-    """Owns the mask table. `start` and `finish` are called by one thread, in turn."""
+    """Owns the mask table. All calls come from one thread."""
 
     def __init__(
         self, *, num_rows: int, num_words: int, num_threads: int, step_limit_s: float
@@ -46,14 +63,17 @@ class MaskFiller:
         self.fill_time_ns = 0
         """Processor time that masks have taken."""
         self.num_filled = 0
+        self.num_late = 0
+        """Masks that a step did not wait for."""
         self.num_matched = 0
         """Tokens by which matchers were advanced, each once."""
-        self._num_threads = num_threads
         self._step_limit_s = step_limit_s
         self._changed = threading.Condition()
-        self._waiting: deque[FillTask] = deque()
-        self._num_open = 0
-        self._workers: list[_Worker] = []
+        self._beside = _Lane(num_threads)
+        """Those that steps wait for."""
+        self._ahead = _Lane(max(1, num_threads // 2))
+        """Those that are known to take long."""
+        self._num_awaited = 0
         self._left_behind: list[_Worker] = []
         self._closed = False
 
@@ -64,27 +84,59 @@ class MaskFiller:
         return len(self._left_behind) >= MAX_LEFT_BEHIND
 
     def start(self, tasks: Sequence[FillTask]) -> None:
-        """Begins to fill the rows of `tasks`; each has a row and a guide of its own."""
-        while len(self._workers) < min(self._num_threads, len(tasks)):
-            self._workers.append(self._hire())
+        """Begins to fill the rows of `tasks`, each with a row and a guide of its own.
+
+        `finish` is to follow.
+        """
+        for task in tasks:
+            task.awaited = True
         with self._changed:
-            self._waiting.extend(tasks)
-            self._num_open += len(tasks)
+            self._beside.waiting.extend(tasks)
+            self._num_awaited += len(tasks)
+            self._man(self._beside)
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Waits until every row is filled or its task has an error."""
-        deadline = time.monotonic() + _HARD_LIMIT_S
+        """Waits until every row of the step is filled, or until it would take too long."""
+        begun = time.monotonic()
+        deadline = begun + _LONGEST_BUSY_WAIT_S
         with self._changed:
-            while self._num_open:
-                if self._changed.wait(_LOOK_AGAIN_S):
-                    continue
-                for worker in [*self._workers]:
-                    late = time.monotonic() > deadline
-                    if worker.task is not None and (late or worker.is_over(self._step_limit_s)):
-                        self._leave_behind(worker)
-                    elif not worker.thread.is_alive():
+            while self._num_awaited:
+                if self._set_long_ones_aside():
+                    deadline = min(deadline, begun + _LONGEST_WAIT_S)
+                if time.monotonic() >= deadline:
+                    self._expect_no_more()
+                elif self._num_awaited:
+                    self._changed.wait(_LOOK_AGAIN_S)
+
+    def start_ahead(self, task: FillTask) -> None:
+        """Begins to make a mask that no step waits for."""
+        with self._changed:
+            self._ahead.waiting.append(task)
+            self._man(self._ahead)
+            self._changed.notify_all()
+
+    def look(self) -> None:
+        """Ends what is over its limit. To be called often while a task is not done."""
+        with self._changed:
+            for lane in (self._beside, self._ahead):
+                for worker in [*lane.workers]:
+                    if not worker.thread.is_alive():
                         raise RuntimeError("a thread that fills masks has died")
+                    if worker.task is not None and worker.is_over(self._step_limit_s):
+                        worker.task.error = self._too_complex()
+                        self._leave_behind(worker)
+                self._man(lane)
+
+    def drop(self, task: FillTask) -> None:
+        """Notes that nobody wants a task any more that no step waits for."""
+        with self._changed:
+            for lane in (self._beside, self._ahead):
+                if task in lane.waiting:
+                    lane.waiting.remove(task)
+                for worker in [*lane.workers]:
+                    if worker.task is task:
+                        self._leave_behind(worker)
 
     def close(self) -> None:
         """Lets the threads end. Those that are at work end behind it."""
@@ -92,25 +144,57 @@ class MaskFiller:
             self._closed = True
             self._changed.notify_all()
 
-    def _hire(self) -> "_Worker":
-        worker = _Worker()
-        worker.thread = threading.Thread(
-            target=self._work, args=(worker,), name="mask filler", daemon=True
-        )
-        worker.thread.start()
-        return worker
+    def _man(self, lane: "_Lane") -> None:
+        """Sees to it that what waits in a lane is taken up."""
+        # Masks that take long may not fill the machine with threads, whoever else has to wait.
+        if len(self._ahead.workers) >= MAX_LEFT_BEHIND:
+            return
+        num_wanted = len(lane.waiting) + sum(worker.task is not None for worker in lane.workers)
+        while len(lane.workers) < min(lane.max_workers, num_wanted):
+            worker = _Worker(lane, niceness=_NICE_AHEAD if lane is self._ahead else 0)
+            worker.thread = threading.Thread(
+                target=self._work, args=(worker,), name="mask filler", daemon=True
+            )
+            lane.workers.append(worker)
+            worker.thread.start()
+
+    def _set_long_ones_aside(self) -> bool:
+        """Lets the step go on without what takes long; returns whether something did."""
+        long_ones = [
+            worker
+            for worker in self._beside.workers
+            if worker.task is not None and worker.is_over(_LONG_S)
+        ]
+        for worker in long_ones:
+            assert worker.task is not None
+            self._expect_no_more_of(worker.task)
+            self._beside.workers.remove(worker)
+            self._ahead.workers.append(worker)
+            worker.lane = self._ahead
+            worker.give_way(_NICE_AHEAD)
+        self._man(self._beside)
+        return bool(long_ones)
+
+    def _expect_no_more(self) -> None:
+        for task in self._beside.waiting:
+            self._expect_no_more_of(task)
+        for worker in self._beside.workers:
+            if worker.task is not None:
+                self._expect_no_more_of(worker.task)
+
+    def _expect_no_more_of(self, task: FillTask) -> None:
+        self.num_late += task.awaited
+        self._num_awaited -= task.awaited
+        task.awaited = False
 
     def _leave_behind(self, worker: "_Worker") -> None:
         assert worker.task is not None
-        worker.task.error = self._too_complex()
+        self._expect_no_more_of(worker.task)
+        worker.task.done = True
         worker.task = None
-        self._num_open -= 1
-        self._workers.remove(worker)
+        worker.lane.workers.remove(worker)
+        worker.give_way(_NICE_LEFT_BEHIND)
         self._left_behind.append(worker)
-        self._workers.append(self._hire())
-
-    def _fault_of(self, used_s: float) -> GrammarError | None:
-        return self._too_complex() if used_s > self._step_limit_s else None
 
     def _too_complex(self) -> GrammarError:
         limit_ms = round(1000 * self._step_limit_s)
@@ -122,46 +206,77 @@ class MaskFiller:
         )
 
     def _work(self, worker: "_Worker") -> None:
+        worker.give_way(worker.niceness)
         scratch = np.zeros((1, self.table.shape[1]), np.int32)
         while True:
             with self._changed:
-                while not self._waiting:
-                    if self._closed:
-                        return
-                    self._changed.wait()
-                task = worker.begin(self._waiting.popleft())
+                task = self._next(worker)
+            if task is None:
+                return
             error = _fill(task, scratch)
             with self._changed:
                 if worker.task is not task:
                     return
-                used_s = worker.used_s()
-                task.error = error or self._fault_of(used_s)
-                self._keep(task, scratch, used_s)
-                worker.task = None
-                self._num_open -= 1
-                if not self._num_open:
-                    self._changed.notify_all()
+                self._keep(worker, scratch, error)
 
-    def _keep(self, task: FillTask, scratch: NDArray[np.int32], used_s: float) -> None:
-        self.table[task.row] = scratch[0]
+    def _next(self, worker: "_Worker") -> FillTask | None:
+        """Waits for a task; None: the thread is to end."""
+        while not self._closed and len(worker.lane.workers) <= worker.lane.max_workers:
+            if worker.lane.waiting:
+                return worker.begin(worker.lane.waiting.popleft())
+            self._changed.wait()
+        worker.lane.workers.remove(worker)
+        return None
+
+    def _keep(
+        self, worker: "_Worker", scratch: NDArray[np.int32], error: GrammarError | None
+    ) -> None:
+        task, used_s = worker.task, worker.used_s()
+        assert task is not None
+        if error is None and used_s > self._step_limit_s:
+            error = self._too_complex()
+        task.error = error
+        if task.awaited:
+            self.table[task.row] = scratch[0]
+        else:
+            task.words = scratch[0].copy()
+        task.guide.takes_long = used_s > _LONG_S
         self.num_matched += task.guide.take_num_matched()
         self.fill_time_ns += round(1e9 * used_s)
         self.num_filled += 1
+        task.done = True
+        worker.task = None
+        self._num_awaited -= task.awaited
+        if not self._num_awaited:
+            self._changed.notify_all()
+
+
+class _Lane:
+    """Tasks that wait, and the threads that take them in turn."""
+
+    def __init__(self, max_workers: int) -> None:
+        self.max_workers = max_workers
+        self.waiting: deque[FillTask] = deque()
+        self.workers: list[_Worker] = []
 
 
 class _Worker:
     """A thread that fills masks, and what it is at."""
 
-    def __init__(self) -> None:
+    def __init__(self, lane: _Lane, *, niceness: int) -> None:
+        self.lane = lane
+        self.niceness = niceness
         self.thread = threading.Thread()
         self.task: FillTask | None = None
         """None where it rests, or where nobody waits for what it does."""
         self._begin_s = 0.0
+        self._begin_wall_s = 0.0
 
     def begin(self, task: FillTask) -> FillTask:
         """Notes that the calling thread, which is this worker's, begins with a task."""
         self.task = task
         self._begin_s = time.thread_time()
+        self._begin_wall_s = time.monotonic()
         return task
 
     def used_s(self) -> float:
@@ -172,8 +287,16 @@ class _Worker:
         """Returns whether its task has used more processor time than that."""
         if self.thread.ident is None or not self.thread.is_alive():
             return False
+        if time.monotonic() - self._begin_wall_s > max(_HARD_LIMIT_S, 20 * limit_s):
+            return True
         clock_id = time.pthread_getcpuclockid(self.thread.ident)
         return time.clock_gettime(clock_id) - self._begin_s > limit_s
+
+    def give_way(self, niceness: int) -> None:
+        """Lets other threads go before it from now on: there is no way back."""
+        native_id = self.thread.native_id
+        if niceness and native_id is not None and self.thread.is_alive():
+            os.setpriority(os.PRIO_PROCESS, native_id, niceness)
 
 
 def _fill(task: FillTask, scratch: NDArray[np.int32]) -> GrammarError | None:

@@ -92,6 +92,8 @@ class Guide:
         self._num_tokens = 0
         self._news: list[int] = []
         self._num_matched = 0
+        self.takes_long = False
+        """Whether its last mask took so long that a step should not wait for the next."""
 
     @property
     def restricts(self) -> bool:

@@ -21,10 +21,12 @@ class StepMasks:
     """[G] of the S, each once."""
     words: NDArray[np.int32]
     """[G, W] one bit a token."""
+    late: NDArray[np.int64]
+    """Guided rows of the S whose masks are not there: what is drawn for them counts for nothing."""
 
     def apply(self, logits: torch.Tensor, device: Device) -> None:
         """Puts the logits [S, V] of tokens that are not allowed to the floor, in place."""
-        if device.is_cuda:
+        if device.is_cuda and self.rows.size:
             self._apply_at_once(logits, device)
             return
         # Row by row and without the library's threads: there is too little to do for them.

@@ -16,7 +16,7 @@ def masks_of(allowed: np.ndarray, rows: list[int]) -> StepMasks:
     bits[:, : allowed.shape[1]] = allowed
     bits[:, allowed.shape[1]] = 1
     words = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
-    return StepMasks(rows=np.array(rows, np.int64), words=words)
+    return StepMasks(rows=np.array(rows, np.int64), words=words, late=np.zeros(0, np.int64))
 
 
 @pytest.mark.parametrize("vocabulary_size", [31, 32, 33, 1000])
