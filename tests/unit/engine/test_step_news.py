@@ -127,3 +127,14 @@ def test_end_of_the_first_output_tells_what_the_core_has_stamped() -> None:
     assert (chunk.num_steps, chunk.num_tokens, chunk.num_rows) == (1, 4, 2)
     assert first.times.rests == [Rest(start_ns=30, end_ns=40, held=True)]
     assert second.times is None
+
+
+def test_row_that_brings_no_token_takes_none_from_what_an_end_tells() -> None:
+    requests = requests_of(FIRST_LIFE)
+    requests.submit(1, request(3), arrival_ns=5)
+    news_of(step(FIRST_LIFE, result=(1, _native.FINISH_NONE, 4, 4)), requests)
+    news_of(step(FIRST_LIFE, result=(0, _native.FINISH_NONE, 0, 5)), requests)
+
+    (ended,) = requests.cancel(1)
+
+    assert ended.num_tokens == 4
