@@ -69,7 +69,7 @@ class TimesModel:
                     num_rows=len(step.rows),
                 )
             )
-        kept.has_output |= row.samples
+        kept.has_output |= row.samples and row.index not in step.late
 
     def suspend(self, handle: int, *, num_computed: int, held: bool) -> None:
         """Notes that a request that had had a row has lost its memory."""
