@@ -40,8 +40,7 @@ check: setup check-protos    ## Lints, type-checks and checks package boundaries
 	$(BIN)/mypy && $(BIN)/lint-imports --no-logo
 	$(BIN)/python -m mypy.stubtest antiphon_engine._native --allowlist native/stubtest_allowlist.txt
 	find $(CXX_FILES) -name '*.cc' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
-	$(MAKE) $(NATIVE_BUILD)/.configured
-	find native/src -name '*.cc' | xargs -P2 -n4 $(BIN)/clang-tidy -quiet -p $(NATIVE_BUILD)
+	find native/src -name '*.cc' | xargs -P2 -I{} $(BIN)/clang-tidy -quiet {} -- -std=c++20 -Inative/include
 
 check-protos: $(VENV)/.dev    ## Lints the contract and refuses a change that breaks it against the released image
 	cd protos && ../$(BIN)/buf lint && ../$(BIN)/buf format --diff --exit-code

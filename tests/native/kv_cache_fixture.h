@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "antiphon/kv_cache.h"
@@ -15,6 +16,17 @@ namespace antiphon {
 using Tokens = std::vector<TokenId>;
 
 inline constexpr std::int32_t kKeepAll = std::numeric_limits<std::int32_t>::max();
+
+// Texts of blocks of four: each letter is a block, X another second one behind A.
+inline const Tokens kA = {1, 2, 3, 4};
+inline const Tokens kAB = {1, 2, 3, 4, 5, 6, 7, 8};
+inline const Tokens kABC = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+inline const Tokens kAX = {1, 2, 3, 4, 50, 60, 70, 80};
+inline const Tokens kY = {90, 91, 92, 93};
+inline const Tokens kZ = {80, 81, 82, 83};
+
+// Blocks on the device, and on the host.
+using Depths = std::pair<std::int32_t, std::int32_t>;
 
 class KvCacheFixture : public ::testing::Test {
  protected:
@@ -61,6 +73,12 @@ class KvCacheFixture : public ::testing::Test {
 
   // Whole blocks of `tokens` that a match finds, in either tier.
   std::size_t NumFound(const Tokens& tokens) { return Match(tokens).nodes.size(); }
+
+  // Device and host part of what is found for `tokens`, in blocks.
+  Depths Found(const Tokens& tokens, const std::string& tenant = "t") {
+    const PrefixMatch match = Match(tokens, kKeepAll, tenant);
+    return {match.num_device, match.num_host()};
+  }
 
   // Claims what there is for `tokens`, onloading what is on the host, and takes blocks for the
   // rest. Returns the tokens that need no computing.

@@ -17,12 +17,6 @@ class KvCacheTest : public KvCacheFixture {
   }
 };
 
-const Tokens kA = {1, 2, 3, 4};
-const Tokens kAB = {1, 2, 3, 4, 5, 6, 7, 8};
-const Tokens kABC = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
-const Tokens kAX = {1, 2, 3, 4, 50, 60, 70, 80};
-const Tokens kY = {90, 91, 92, 93};
-
 TEST_F(KvCacheTest, NothingIsFoundBeforeItIsPublished) {
   BlockChain chain = NewChain();
   cache_->Extend(chain, 2);

@@ -90,9 +90,6 @@ class KvCacheEventsTest : public KvCacheFixture {
   std::int64_t last_read_ = 0;
 };
 
-const Tokens kA = {1, 2, 3, 4};
-const Tokens kAB = {1, 2, 3, 4, 5, 6, 7, 8};
-
 TEST_F(KvCacheEventsTest, Fault24_EachChangeIsToldOnceAndRemovalWithTheLastCopy) {
   const std::uint64_t root = scopes_.hash(Scope());
   const std::vector<std::uint64_t> paths = PathHashes(root, kAB, kBlockTokens);

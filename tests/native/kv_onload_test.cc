@@ -12,22 +12,7 @@ namespace {
 class KvOnloadTest : public KvCacheFixture {
  protected:
   void SetUp() override { Open(Config(/*num_blocks=*/5, /*num_host_blocks=*/2)); }
-
-  // Device and host part of what is found for `tokens`.
-  std::pair<std::int32_t, std::int32_t> Found(const Tokens& tokens,
-                                              const std::string& tenant = "t") {
-    const PrefixMatch match = Match(tokens, kKeepAll, tenant);
-    return {match.num_device, match.num_host()};
-  }
 };
-
-using Depths = std::pair<std::int32_t, std::int32_t>;
-
-const Tokens kA = {1, 2, 3, 4};
-const Tokens kAB = {1, 2, 3, 4, 5, 6, 7, 8};
-const Tokens kABC = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
-const Tokens kY = {90, 91, 92, 93};
-const Tokens kZ = {80, 81, 82, 83};
 
 TEST_F(KvOnloadTest, AHitOnTheHostIsOnloadedAndKeepsItsHostCopy) {
   Cache(kAB);

@@ -30,10 +30,7 @@ class KvPartialTest : public KvCacheFixture {
   }
 };
 
-const Tokens kA = {1, 2, 3, 4};
 const Tokens kABegun = {1, 2, 3, 4, 5, 6};
-const Tokens kAB = {1, 2, 3, 4, 5, 6, 7, 8};
-const Tokens kY = {90, 91, 92, 93};
 
 TEST_F(KvPartialTest, TheTailOfAReleasedChainIsFound) {
   const NodeId tail = Cache(kABegun);
