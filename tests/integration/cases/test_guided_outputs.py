@@ -121,6 +121,21 @@ async def test_grammars_hold(tiny: RunningServer) -> None:
         assert re.fullmatch(f"<{{{depth}}}[xy]{{1,3}}>{{{depth}}}", text)
 
 
+async def test_structural_tags_hold(tiny: RunningServer) -> None:
+    numbers = {"type": "array", "items": {"enum": [1, 22]}, "maxItems": 2}
+    thought = {"type": "any_text", "max_chars": 3}
+    elements = [
+        {"type": "tag", "begin": "<t>", "content": thought, "end": ["</t>", "</u>"]},
+        {"type": "plus", "content": {"type": "json_schema", "json_schema": numbers}},
+        {"type": "const_string", "value": "."},
+    ]
+    tag = json.dumps({"format": {"type": "sequence", "elements": elements}})
+
+    for text in await texts(tiny, Constraint(structural_tag=tag, compact_json=True), num_runs=4):
+        wanted = r"<t>(?s:.{0,3})</[tu]>(\[((1|22)(,(1|22))?)?\])+\."
+        assert re.fullmatch(wanted, text), text
+
+
 async def test_each_choice_can_be_made_and_nothing_else(tiny: RunningServer) -> None:
     options = ["ab", "abc", "né", '"q"']
 

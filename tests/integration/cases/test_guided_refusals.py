@@ -32,6 +32,10 @@ def schema(value: Json) -> Constraint:
     return Constraint(json_schema=json.dumps(value))
 
 
+def tag(wanted: Json) -> Constraint:
+    return Constraint(structural_tag=json.dumps({"type": "structural_tag", "format": wanted}))
+
+
 BROKEN: dict[str, tuple[Constraint, str]] = {
     "open group": (Constraint(regex="x(yz"), "position 1"),
     "nothing to repeat": (Constraint(regex="+b"), "position 0"),
@@ -44,6 +48,16 @@ BROKEN: dict[str, tuple[Constraint, str]] = {
     "no root": (Constraint(ebnf='first ::= "x"'), "line 1"),
     "rule twice": (Constraint(ebnf='root ::= "x"\nroot ::= "y"'), "line 2, column 1"),
     "rule without end": (Constraint(ebnf='root ::= "x" a\na ::= "y" a'), "no end"),
+    "unknown format in a tag": (
+        tag({"type": "sequence", "elements": [{"type": "any_text"}, {"type": "pear"}]}),
+        "structural_tag: format.elements[1].type: there is no format 'pear'",
+    ),
+    "tokens in a tag": (tag({"type": "token", "token": 3}), "structural_tag: format.type: 'token'"),
+    "schema in a tag": (
+        tag({"type": "json_schema", "json_schema": {"items": {"type": "pear"}}}),
+        "format.json_schema#/items/type",
+    ),
+    "tag that is no JSON": (Constraint(structural_tag="{"), "line 1, column 2"),
     "no JSON": (Constraint(json_schema="[1,"), "line 1"),
     "unknown type": (schema({"type": "pear"}), "#/type"),
     "properties as a list": (schema({"type": "object", "properties": [1]}), "#/properties"),

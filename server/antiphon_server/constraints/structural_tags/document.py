@@ -1,6 +1,7 @@
 """Reads a structural tag: the grammar library's JSON, of this day or of its older form."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -236,20 +237,20 @@ class _Reader:
     def _of_triggers(
         self, fields: Fields, tags: list[Tag], *, loops: bool, is_needed: bool
     ) -> Format:
-        triggers = {
-            text_of(item, path, may_be_empty=False): path for item, path in fields.items("triggers")
-        }
+        triggers: dict[str, str] = {}
+        for item, path in fields.items("triggers"):
+            trigger = text_of(item, path, may_be_empty=False)
+            if trigger in triggers:
+                refuse(path, f"{said(trigger)} is there twice")
+            triggers[trigger] = path
         excludes = (*fields.texts("excludes"), *self._ends)
         _check_triggers(triggers, excludes)
         by_trigger: dict[str, list[Format]] = {trigger: [] for trigger in triggers}
         for tag in tags:
-            trigger = next((each for each in triggers if tag.begin.startswith(each)), None)
-            if trigger is None:
+            own = next((each for each in triggers if tag.begin.startswith(each)), None)
+            if own is None:
                 refuse(f"{tag.path}.begin", f"{said(tag.begin)} begins with none of the triggers")
-            rest = tag.begin.removeprefix(trigger)
-            by_trigger[trigger].append(
-                Tag(path=tag.path, begin=rest, content=tag.content, ends=tag.ends)
-            )
+            by_trigger[own].append(replace(tag, begin=tag.begin.removeprefix(own)))
         for trigger, found in by_trigger.items():
             if not found:
                 refuse(triggers[trigger], f"no tag begins with {said(trigger)}")

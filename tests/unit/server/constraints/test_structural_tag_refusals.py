@@ -55,6 +55,7 @@ def triggered(triggers: list[str], *begins: str, **options: object) -> Node:
         ({"type": "tag", "begin": "a", "content": ANY, "end": []}, ".end"),
         ({"type": "tag", "begin": "a", "content": ANY, "end": ["a", 1]}, ".end[1]"),
         (triggered([], "a"), ".triggers"),
+        (triggered(["a", "a"], "a"), ".triggers[1]"),
         (triggered(["a"], "b"), ".tags[0].begin"),
         (triggered(["a", "b"], "a"), ".triggers[1]"),
         (triggered(["a", "xa"], "a", "xa"), ".triggers[1]"),
