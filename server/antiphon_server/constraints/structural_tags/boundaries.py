@@ -202,8 +202,6 @@ class Boundaries:
 
 def _uncounted(term: Term) -> Term:
     """Returns a language that has the term's texts and perhaps more."""
-    if term.kind is Kind.COMPLEMENT:
-        return term  # With more texts inside it would have fewer.
     parts = [_uncounted(part) for part in term.parts]
     match term.kind:
         case Kind.SEQUENCE:
@@ -217,5 +215,5 @@ def _uncounted(term: Term) -> Term:
         case Kind.REPEAT:
             wider = repeat(parts[0], term.low, term.high)
         case _:
-            wider = term
+            wider = term  # A complement, too: with more texts inside it would have fewer.
     return wider

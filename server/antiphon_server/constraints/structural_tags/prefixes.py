@@ -1,6 +1,6 @@
 """Takes a part apart into the ways in which its texts begin."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -122,35 +122,35 @@ class Taker:
 
     def _take_again(self, part: Again) -> Beginnings:
         once = self.take(part.part)
-        low = 0 if once.whole.nullable else part.low
         ways = [
             Way(sequence(skipped, way.before), way.value, row(way.behind, left))
-            for skipped, left in _skips(once.whole, part, low)
+            for skipped, left in _skips(once.whole, part)
             for way in once.ways
         ]
-        return _joined(repeat(once.whole, low, part.high), ways)
+        return _joined(repeat(once.whole, part.low, part.high), ways)
 
 
-def _skips(whole: Term, part: Again, low: int) -> Iterator[tuple[Term, Part]]:
+def _skips(whole: Term, part: Again) -> Iterator[tuple[Term, Part]]:
     """Yields what may stand before the first turn with a value, and the turns behind that."""
     if whole in (NOTHING, EMPTY):
-        yield EMPTY, _left(part, low, 0)
+        yield EMPTY, _left(part, 0)
         return
     if part.high is not None:
         for count in range(part.high):
-            yield repeat(whole, count, count), _left(part, low, count)
+            yield repeat(whole, count, count), _left(part, count)
         return
-    for count in range(low - 1):
-        yield repeat(whole, count, count), _left(part, low, count)
-    yield repeat(whole, max(low - 1, 0), None), again(part.part, 0, None)
+    for count in range(part.low - 1):
+        yield repeat(whole, count, count), _left(part, count)
+    yield repeat(whole, max(part.low - 1, 0), None), again(part.part, 0, None)
 
 
-def _left(part: Again, low: int, count: int) -> Part:
+def _left(part: Again, count: int) -> Part:
+    """The turns behind so many and one more."""
     high = None if part.high is None else part.high - count - 1
-    return again(part.part, max(low - count - 1, 0), high)
+    return again(part.part, max(part.low - count - 1, 0), high)
 
 
-def _joined(whole: Term, ways: "Iterator[Way] | list[Way]") -> Beginnings:
+def _joined(whole: Term, ways: Iterable[Way]) -> Beginnings:
     """Ways that go on alike are one."""
     joined: dict[tuple[ValueSource | None, Part], list[Term]] = {}
     for way in ways:

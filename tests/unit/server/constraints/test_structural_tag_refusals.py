@@ -9,6 +9,7 @@ Node = dict[str, object]
 ANY: Node = {"type": "any_text"}
 NULL: Node = {"type": "json_schema", "json_schema": {"type": "null"}}
 NUMBER: Node = {"type": "json_schema", "json_schema": {"type": "number"}}
+EVEN: Node = {"type": "json_schema", "json_schema": {"type": "integer", "multipleOf": 2}}
 TAG: Node = {"begin": "<a>", "content": ANY, "end": "</a>"}
 
 
@@ -18,6 +19,14 @@ def fixed(text: str) -> Node:
 
 def row(*elements: object) -> Node:
     return {"type": "sequence", "elements": elements}
+
+
+def expression(pattern: str) -> Node:
+    return {"type": "regex", "pattern": pattern}
+
+
+def either(*elements: object) -> Node:
+    return {"type": "or", "elements": elements}
 
 
 def triggered(triggers: list[str], *begins: str, **options: object) -> Node:
@@ -38,6 +47,7 @@ def triggered(triggers: list[str], *begins: str, **options: object) -> Node:
         ({"type": "const_string", "value": "a", "text": "b"}, ".text"),
         ({"type": "regex", "pattern": ""}, ".pattern"),
         ({"type": "regex", "pattern": "(a"}, ".pattern"),
+        ({"type": "regex", "pattern": "(?!b)a{101}"}, ".pattern"),
         ({"type": "regex", "pattern": "a(?!b)b"}, ".pattern"),
         ({**ANY, "excludes": ["a", ""]}, ".excludes[1]"),
         ({**ANY, "excludes": "a"}, ".excludes"),
@@ -99,10 +109,13 @@ def test_what_cant_be_enforced_is_refused(wanted: Node, path: str):
     ("wanted", "message"),
     [
         (row(ANY, NULL), "can go on with 'n'"),
+        (row(expression("a+|(?!a{17,20}n)a+nb"), NULL), "can go on with 'n'"),
         (row({"type": "star", "content": fixed("n")}, NULL), "can go on with 'n'"),
         (row(fixed("v"), NUMBER, fixed("0")), "what follows may be more of it"),
         (row(NUMBER, {"type": "optional", "content": fixed(",")}, NUMBER), "more of it"),
         ({"type": "plus", "content": NUMBER}, "more of it"),
+        (either(row(NULL, fixed("x"), NULL), row(NULL, fixed("xnot"))), "go on with 'n'"),
+        (either(row(NUMBER, fixed("x")), row(EVEN, fixed("y"))), "of another schema"),
         ({"type": "or", "elements": [row(fixed("a"), NULL), fixed("anchor")]}, "go on with 'n'"),
     ],
 )

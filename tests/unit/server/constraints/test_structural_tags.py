@@ -101,6 +101,13 @@ def test_equal_beginnings_go_on_in_all_their_ways():
     check_texts(wanted, inside=["1x", "1y", "1.5y"], outside=["1.5x", "1"])
 
 
+def test_a_text_may_lead_to_a_value_in_one_way_and_to_others_in_another():
+    null = value({"type": "null"})
+    nulls: Node = {"type": "star", "content": row(null, fixed(","))}
+    wanted = {"type": "or", "elements": [row(fixed("a"), null, fixed("x")), row(fixed("a"), nulls)]}
+    check_texts(wanted, inside=["a", "anullx", "anull,null,"], outside=["anull,x", "anullx,", ""])
+
+
 @pytest.mark.parametrize(
     ("kind", "bounds", "counts"),
     [
