@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -160,6 +161,7 @@ class BenchSpec:
         )
     )
     clock: FakeClock = field(default_factory=FakeClock)
+    monotonic_ns: Callable[[], int] = time.monotonic_ns
     quotas: QuotaLimits = field(default_factory=QuotaLimits)
     fake_renderer: bool = True
 
@@ -180,7 +182,7 @@ async def session_bench(spec: BenchSpec) -> AsyncIterator[SessionBench]:
         generators={model.name: Generator(model, offload=offload, tenancy=tenancy)},
         offload=offload,
         limits=spec.limits,
-        clock=Clock(wall_ns=spec.clock.read),
+        clock=Clock(wall_ns=spec.clock.read, monotonic_ns=spec.monotonic_ns),
         draws=Draws(draw_id=spec.clock.draw_id, draw_seed=lambda: 7),
         tenancy=tenancy,
     )

@@ -236,7 +236,7 @@ async def test_call_is_counted_until_it_ends(served: Served, call: Call) -> None
     with contextlib.suppress(grpc.aio.AioRpcError):
         await call(served, REFUSAL)
 
-    assert await served.supervision.wait_idle(5) == 0
+    assert await served.supervision.wait_idle(60) == 0
 
 
 async def test_draining_server_refuses_calls_with_a_reason(served: Served) -> None:
@@ -267,7 +267,7 @@ async def test_cancelled_stream_lets_go_of_what_it_holds_and_logs_no_error(
     call.cancel()
 
     await asyncio.wait_for(served.inference.let_go.wait(), 60)
-    assert await served.supervision.wait_idle(5) == 0
+    assert await served.supervision.wait_idle(60) == 0
     assert '"level": "error"' not in log.getvalue()
 
 
@@ -285,7 +285,7 @@ async def test_handler_whose_blocked_write_fails_as_the_caller_leaves_has_not_fa
     call.cancel()
 
     await asyncio.wait_for(served.sessions.let_go.wait(), 60)
-    assert await served.supervision.wait_idle(5) == 0
+    assert await served.supervision.wait_idle(60) == 0
     assert served.sessions.ended_by is not None
     assert '"level": "error"' not in log.getvalue()
 

@@ -349,7 +349,7 @@ async def test_turn_whose_stream_has_left_may_end_before_the_server_does(tmp_pat
         call = running.sessions.RunTurn(session_pb2.RunTurnRequest(session=name, turn=turn))
         await until_submitted(engine)
         call.cancel()
-        await running.server.supervision.wait_idle(10)
+        await running.server.supervision.wait_idle(60)
 
         closing = asyncio.create_task(running.server.close(30))
         await asyncio.wait({closing}, timeout=0.2)

@@ -92,6 +92,7 @@ async def test_few_tokens_are_kept_when_the_interval_is_over() -> None:
     bench = bench_of(interval_s=0.005)
     await bench.say(1)
     await asyncio.sleep(0.03)
+    await turns()
 
     assert bench.store.parts == [(0, [1])]
     bench.checkpoints.close()

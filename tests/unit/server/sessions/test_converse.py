@@ -23,6 +23,7 @@ from support.session_bench import (
     append_frame,
     cancel_frame,
     ends,
+    eventually,
     generate_frame,
     is_kind,
     open_frame,
@@ -166,7 +167,7 @@ async def test_a_generate_behind_a_cancel_never_fails_as_busy(bench: SessionBenc
     bench.engine.hold()
     talk = await opened(bench, generate_frame("one", "t1", max_tokens=100))
     await talk.until(is_kind("accepted"))
-    await asyncio.sleep(0.05)
+    await eventually(lambda: bench.engine.requests)
     bench.engine.step(2)
 
     talk.send(cancel_frame("t1"), generate_frame("two", "t2", if_busy=StartTurn.IF_BUSY_REJECT))
@@ -232,7 +233,7 @@ async def test_a_broken_stream_leaves_its_turn_as_it_asked(
         bench, generate_frame("one", "t1", max_tokens=20, on_disconnect=on_disconnect)
     )
     await talk.until(is_kind("accepted"))
-    await asyncio.sleep(0.05)
+    await eventually(lambda: bench.engine.requests)
     bench.engine.step(2)
     await talk.until(is_kind("delta"))
 
@@ -279,7 +280,7 @@ async def test_deleting_a_session_ends_its_turns_and_its_stream(bench: SessionBe
     bench.engine.hold()
     talk = await opened(bench, generate_frame("one", "t1", max_tokens=100))
     await talk.until(is_kind("accepted"))
-    await asyncio.sleep(0.05)
+    await eventually(lambda: bench.engine.requests)
     bench.engine.step(2)
 
     await bench.registry.delete(KEY, "")

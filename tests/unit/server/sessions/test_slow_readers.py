@@ -188,16 +188,21 @@ async def test_a_reader_that_never_acknowledges_loses_the_stream_and_can_go_on(
 
 async def test_a_reader_that_acknowledges_in_time_keeps_its_stream(spec: BenchSpec):
     limits = dataclasses.replace(spec.limits, slow_reader_grace_s=0.2)
-    async with session_bench(dataclasses.replace(spec, limits=limits)) as bench:
+    passed_ns = 1
+    # By this clock a stall of the machine takes no time.
+    spec = dataclasses.replace(spec, limits=limits, monotonic_ns=lambda: passed_ns)
+    async with session_bench(spec) as bench:
         await bench.create()
         talk = bench.converse(
             open_frame(max_unacked_events=1), generate_frame("one", "t1", max_tokens=60)
         )
-        frames = [await talk.next()]
+        frames = [await talk.next() for _ in range(2)]
         while not ends("t1")(frames[-1]):
-            frames.append(await talk.next())
+            reading = asyncio.create_task(talk.next())
             await asyncio.sleep(0.12)
+            passed_ns += 120_000_000
             talk.send(ack_of(frames[-1]))
+            frames.append(await reading)
         frames += await talk.rest()
 
     assert turn_events(frames, "t1")[-1].HasField("completed")
@@ -252,7 +257,7 @@ async def test_a_held_turn_times_out(spec: BenchSpec):
     async with session_bench(spec) as bench:
         await bench.create()
         start = start_turn("one", "t1", max_tokens=200)
-        start.timeout.FromMilliseconds(300)
+        start.timeout.FromMilliseconds(1000)
         talk = bench.converse(open_frame(max_unacked_events=2), ConverseRequest(generate=start))
         frames = [await talk.next() for _ in range(3)]
         await eventually(lambda: any(request.held for request in bench.engine.requests))

@@ -30,9 +30,17 @@ def engine() -> FakeEngine:
     return FakeEngine(step_interval_s=0.002)
 
 
+@pytest.fixture
+def grace_s() -> float:
+    """How long a turn waits for a caller."""
+    return 0.1
+
+
 @pytest_asyncio.fixture
-async def server(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[RunningServer]:
-    settings = ["sessions.reconnect_grace_s=0.1"]
+async def server(
+    tmp_path: Path, engine: FakeEngine, grace_s: float
+) -> AsyncIterator[RunningServer]:
+    settings = [f"sessions.reconnect_grace_s={grace_s}"]
     async with running_server(tmp_path, engine=engine, settings=settings) as running:
         await running.sessions.CreateSession(CreateSessionRequest(session_id="a"))
         yield running
@@ -143,17 +151,17 @@ async def test_a_turn_run_again_by_its_id_is_told_whole_and_runs_once(
     assert len(engine.requests) == 1
 
 
-@pytest.mark.parametrize("comes_back", [True, False])
+@pytest.mark.parametrize(("grace_s", "comes_back"), [(1.0, True), (0.1, False)])
 async def test_a_turn_that_ends_with_its_call_waits_for_another(
-    server: RunningServer, engine: FakeEngine, comes_back: bool
+    server: RunningServer, engine: FakeEngine, grace_s: float, comes_back: bool
 ):
     cancel = {"on_disconnect": StartTurn.ON_DISCONNECT_CANCEL}
     await begun(server, **cancel)
+    engine.hold()
     if comes_back:
-        engine.hold()
         call = run_turn(server, start_turn("one", "t1", max_tokens=60, **cancel))
         await call.read()
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(grace_s + 0.2)
         engine.release()
     turn = await ended(server)
 
