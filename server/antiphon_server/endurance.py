@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +18,7 @@ from antiphon_engine.api.handle import (
     take_nothing,
 )
 from antiphon_engine.api.messages import FinishReason, GenerationRequest
+from antiphon_server.telemetry.request_record import RequestEventKind
 
 PROGRESS_TOKENS: Final = 16
 """An attempt that brings so many tokens is no reason to give up."""
@@ -68,6 +70,8 @@ class Endurance:
     wait_s: float
     was_admitted: bool = False
     """By a server before this one: it is not turned away because others wait too."""
+    note: Callable[[RequestEventKind], None] = lambda kind: None
+    """Is told as the request loses its engine, and as it goes on in another one."""
 
 
 class EngineReadiness:
@@ -125,6 +129,7 @@ class EnduringStream:
         self._give_up_at: float | None = None  # On the loop's clock.
         self._held = False
         self._was_refused = False
+        self._was_lost = False
         self._ending = False
         self._on_probation = False
         if engine.state is EngineState.READY and not self._is_suspect:
@@ -207,6 +212,9 @@ class EnduringStream:
             return
         attempts.begin(self._num_tokens)
         self._stream = stream
+        if self._was_lost:
+            self._was_lost = False
+            self._endurance.note(RequestEventKind.RESUMED)
         self._num_new_before = len(self._new_ids)
         if self._held:
             stream.hold()
@@ -262,6 +270,8 @@ class EnduringStream:
             self._endurance.attempts.withdraw()
         else:
             self._give_up_at = None  # Each outage has the whole wait.
+            self._was_lost = True
+            self._endurance.note(RequestEventKind.ENGINE_LOST)
         self._stream.close()
         self._stream = None
         self._end_probation()

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -24,11 +24,12 @@ from antiphon_engine.api.handle import RequestNews, RequestStream, TakeTokens, t
 from antiphon_server.access.quotas import Place
 from antiphon_server.admission import Ticket
 from antiphon_server.generation_output import NewTokens, OutputPart, OutputRecord
-from antiphon_server.generation_spec import GenerationSpec, new_progress
+from antiphon_server.generation_spec import GenerationSpec, leave, new_progress
 from antiphon_server.last_look import LastLook
 from antiphon_server.offload import Offload
 from antiphon_server.request_facts import RequestFacts
 from antiphon_server.served_model import ServedModel
+from antiphon_server.telemetry.request_record import Stage
 
 OutputEvent = Delta | ToolCallReady | OutputFinished
 Event = GenerationStarted | OutputEvent | GenerationCompleted
@@ -91,6 +92,12 @@ class Generation:
     def facts(self) -> RequestFacts:
         """What the engine has told of it as a whole so far."""
         return self._facts
+
+    @property
+    def stages(self) -> Sequence[Stage]:
+        """What the front end did about the outputs."""
+        of_looks = (stage for look in self._looks for stage in look.stages)
+        return [*of_looks, *(stage for output in self.outputs for stage in output.stages)]
 
     @property
     def timings(self) -> Timings:
@@ -385,10 +392,3 @@ class Generation:
         with contextlib.suppress(AntiphonError):
             while self._unconfirmed and await self._next_news() is not None:
                 pass
-
-
-def leave(spec: GenerationSpec, place: Place, used_tokens: int) -> None:
-    """Settles what was set aside, and gives a place back that is the request's own."""
-    place.settle(used_tokens)
-    if spec.place is None:
-        place.release()

@@ -10,6 +10,7 @@ from antiphon_engine.api import messages
 from antiphon_engine.api.handle import OutputNews
 from antiphon_server.convert import FINISH_REASONS, to_position_logprobs
 from antiphon_server.output_calls import OutputCalls
+from antiphon_server.telemetry.request_record import Stage
 from antiphon_server.text.output_channels import Channel
 from antiphon_server.text.output_text import OutputText, Piece, StopHit, join_pieces
 from antiphon_server.text.tokenizer import Tokenizer
@@ -55,6 +56,8 @@ class OutputRecord:
     reasoning_pieces: list[str] = field(default_factory=list)
     tool_calls: Sequence[ToolCall] = ()
     """Those that are complete."""
+    stages: Sequence[Stage] = ()
+    """Of the reading of its calls."""
     num_reasoning_tokens: int = 0
     ends_inside_call: bool = False
     """Whether a tool call has begun and not ended; set with the output's end."""
@@ -122,7 +125,7 @@ class OutputProgress:
         tokenizer: Tokenizer,
         config: ResolvedConfig,
     ) -> None:
-        record.tool_calls = calls.complete
+        record.tool_calls, record.stages = calls.complete, calls.stages
         self._record = record
         self._text = text
         self._calls = calls

@@ -99,3 +99,10 @@ def new_progress(record: OutputRecord, spec: GenerationSpec, model: ServedModel)
         tokenizer=model.tokenizer,
         config=spec.config,
     )
+
+
+def leave(spec: GenerationSpec, place: Place, used_tokens: int) -> None:
+    """Settles what was set aside, and gives a place back that is the request's own."""
+    place.settle(used_tokens)
+    if spec.place is None:
+        place.release()

@@ -1,5 +1,6 @@
 """The last look at what an output says, before it is told as complete."""
 
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -10,6 +11,10 @@ from antiphon_server.constraints.checker import ConstraintChecker
 from antiphon_server.constraints.request import CheckedConstraint, ConstraintKind
 from antiphon_server.constraints.tool_calls import calls_as_text
 from antiphon_server.generation_output import OutputRecord
+from antiphon_server.telemetry.request_record import Stage, StageKind
+
+MAX_STAGES: Final = 16
+"""So many looks at an output tell how long they took."""
 
 _AS_IT_HAD_TO_BE: Final = frozenset(
     {FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_TOOL_CALLS}
@@ -22,10 +27,21 @@ class LastLook:
 
     Both raise AntiphonError: CONSTRAINT_VIOLATED, the output has to fail; INTERNAL, nobody can say
     whether it is as it had to be.
+
+    Attributes:
+        stages: From when to when the first looks took place.
     """
 
-    def __init__(self, checker: ConstraintChecker, constraint: CheckedConstraint | None) -> None:
+    def __init__(
+        self,
+        checker: ConstraintChecker,
+        constraint: CheckedConstraint | None,
+        *,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         """Sets what the output had to be like; None: nobody asked."""
+        self.stages: Final[list[Stage]] = []
+        self._clock_ns = clock_ns
         self._checker = checker
         self._constraint = constraint
         self._seen: str | None = None
@@ -54,8 +70,23 @@ class LastLook:
     async def _look(self, text: str) -> None:
         # The only call of an output is all there is to look at in the end.
         if self._constraint is not None and text != self._seen:
-            await self._checker.verify(self._constraint, text)
+            start_ns = self._clock_ns()
+            try:
+                await self._checker.verify(self._constraint, text)
+            finally:
+                self._note_stage(start_ns)
             self._seen = text
+
+    def _note_stage(self, start_ns: int) -> None:
+        if len(self.stages) < MAX_STAGES:
+            self.stages.append(
+                Stage(
+                    kind=StageKind.CONSTRAINT_CHECK,
+                    start_ns=start_ns,
+                    end_ns=self._clock_ns(),
+                    attributes={"checked": "output"},
+                )
+            )
 
 
 def _broken_call(output_index: int) -> AntiphonError:

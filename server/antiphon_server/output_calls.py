@@ -2,14 +2,19 @@
 
 import hashlib
 import string
+import time
+from collections.abc import Callable
 from typing import Final
 
 from antiphon.v1.types_pb2 import ToolCall
 
+from antiphon_server.telemetry.request_record import Stage, StageKind
 from antiphon_server.text.output_text import Piece
 
 CALL_ID_CHARACTERS: Final = 9
 """Templates of Mistral's models take ids of exactly so many letters and digits."""
+MAX_STAGES: Final = 16
+"""So many calls tell how long they were read."""
 _ALPHABET: Final = string.digits + string.ascii_letters
 
 
@@ -35,11 +40,21 @@ class OutputCalls:
 
     Attributes:
         complete: The calls that are complete, in order.
+        stages: From when to when the first of these were read.
     """
 
-    def __init__(self, scope: str, output_index: int) -> None:
-        """Sets what their ids are made of; see `tool_call_id`."""
+    def __init__(
+        self,
+        scope: str,
+        output_index: int,
+        *,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """Sets what their ids are made of, see `tool_call_id`, and the monotonic clock."""
         self.complete: Final[list[ToolCall]] = []
+        self.stages: Final[list[Stage]] = []
+        self._clock_ns = clock_ns
+        self._start_ns = 0
         self._scope = scope
         self._output_index = output_index
         self._open: ToolCall | None = None
@@ -50,10 +65,23 @@ class OutputCalls:
         if self._open is None:
             call_id = tool_call_id(self._scope, self._output_index, piece.call_index)
             self._open = ToolCall(call_id=call_id, tool_name=piece.tool_name)
+            self._start_ns = self._clock_ns()
         call = self._open
         self._arguments.append(piece.text)
         if piece.completes_call:
             call.arguments_json = "".join(self._arguments)
             self.complete.append(call)
+            self._note_stage(call)
             self._open, self._arguments = None, []
         return call
+
+    def _note_stage(self, call: ToolCall) -> None:
+        if len(self.stages) < MAX_STAGES:
+            self.stages.append(
+                Stage(
+                    kind=StageKind.TOOL_PARSE,
+                    start_ns=self._start_ns,
+                    end_ns=self._clock_ns(),
+                    attributes={"tool": call.tool_name},
+                )
+            )

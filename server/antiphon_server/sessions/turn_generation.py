@@ -109,6 +109,7 @@ async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings)
             attempts=attempts,
             wait_s=surroundings.limits.recovery_wait_s,
             was_admitted=turn.earlier is not None,
+            note=turn.recorder.note,
         ),
         retention=context.retention,
         channels=plan.channels,

@@ -1,5 +1,7 @@
 """What a turn's record says from its beginning on."""
 
+from antiphon.v1.types_pb2 import Item
+
 from antiphon_server.sessions.records import SessionKey
 from antiphon_server.sessions.surroundings import Surroundings
 from antiphon_server.sessions.turn import LiveTurn
@@ -33,5 +35,13 @@ def begin_record(
         is_recovered=turn.earlier is not None,
     )
     turn.recorder = surroundings.telemetry.begin_request(start)
+    turn.recorder.takes_in(lambda: "\n".join(_text_of(item) for item in request.items))
     turn.message.trace_id = turn.recorder.trace_id
     turn.message.traceparent = turn.recorder.traceparent
+
+
+def _text_of(item: Item) -> str:
+    kind = item.WhichOneof("kind")
+    if kind == "message":
+        return item.message.text
+    return item.tool_result.text if kind == "tool_result" else item.tool_call.arguments_json

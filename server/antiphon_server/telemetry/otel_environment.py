@@ -5,6 +5,7 @@ Headers, time-outs, certificates and resource attributes are read by the exporte
 
 from collections.abc import Iterator, Mapping
 from typing import Final
+from urllib.parse import unquote
 
 from antiphon_engine.api.errors import StartupError
 from antiphon_server.config import TelemetryConfig
@@ -48,9 +49,19 @@ def from_otel_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str
             )
     if endpoint := environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""):
         yield "OTEL_EXPORTER_OTLP_ENDPOINT", "telemetry.otlp_endpoint", _with_scheme(endpoint)
+    yield from _named_resource(environ.get("OTEL_RESOURCE_ATTRIBUTES", ""))
     for variable, key in _KEYS.items():
         if value := environ.get(variable, ""):
             yield variable, key, _with_scheme(value) if key.endswith("endpoint") else value
+
+
+def _named_resource(attributes: str) -> Iterator[tuple[str, str, object]]:
+    """Yields the service's name, where it stands among a resource's attributes."""
+    for pair in attributes.split(","):
+        name, _, value = pair.partition("=")
+        if name.strip() == "service.name" and value.strip():
+            source = "OTEL_RESOURCE_ATTRIBUTES"
+            yield source, "telemetry.service_name", unquote(value.strip())
 
 
 def check_endpoints(config: TelemetryConfig) -> None:

@@ -1,24 +1,39 @@
 """Puts telemetry together from the settings."""
 
+import uuid
+from importlib import metadata
+from typing import TYPE_CHECKING, Final
+
 from antiphon_server.config import TelemetryConfig
+from antiphon_server.telemetry import conventions
+from antiphon_server.telemetry.exporter_log import LineAMinute, limit_exporter_logs
+from antiphon_server.telemetry.figures import TelemetryFigures
 from antiphon_server.telemetry.request_recorder import ContentCapture
 from antiphon_server.telemetry.sampling import HeadSampling, SpanPlaces, TailSampling
 from antiphon_server.telemetry.telemetry import RecordSink, Telemetry
 
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
+
+_DECIDED: Final = (conventions.SERVICE_NAME,)
+"""What settings say, where OTEL_SERVICE_NAME already is."""
+
 
 def new_telemetry(config: TelemetryConfig) -> Telemetry:
-    """Returns what the settings ask for; nothing of OpenTelemetry is loaded where that is none.
-
-    Raises:
-        StartupError: an exporter can't be had.
-    """
+    """Returns what the settings ask for; nothing of OpenTelemetry is loaded where that is none."""
+    figures = TelemetryFigures()
     sinks: list[RecordSink] = []
     places = None
+    endpoint = config.traces_endpoint or config.otlp_endpoint
+    if config.enabled and endpoint:
+        sinks.append(_new_span_export(config, endpoint, figures))
+        places = SpanPlaces(head_sampling(config))
     return Telemetry(
         sinks=sinks,
         places=places,
         tail=TailSampling(slow_first_token_s=config.slow_first_token_s),
         capture=ContentCapture(is_on=config.capture_content, max_bytes=config.max_content_bytes),
+        figures=figures,
     )
 
 
@@ -30,6 +45,32 @@ def head_sampling(config: TelemetryConfig) -> HeadSampling:
     return HeadSampling(follows_parent=config.sampler.startswith("parentbased_"), ratio=ratio)
 
 
-def new_places(config: TelemetryConfig) -> SpanPlaces:
-    """Returns what gives spans their places."""
-    return SpanPlaces(head_sampling(config))
+def new_resource(config: TelemetryConfig) -> "Resource":
+    """Returns whose signals they are; what OTEL_RESOURCE_ATTRIBUTES says is added."""
+    from opentelemetry.sdk.resources import Resource
+
+    own = {
+        conventions.SERVICE_NAME: config.service_name,
+        conventions.SERVICE_VERSION: metadata.version("antiphon"),
+        conventions.SERVICE_INSTANCE_ID: str(uuid.uuid4()),
+    }
+    named = Resource.create()  # Reads the variable.
+    return Resource(own).merge(
+        Resource({key: value for key, value in named.attributes.items() if key not in _DECIDED})
+    )
+
+
+def _new_span_export(
+    config: TelemetryConfig, endpoint: str, figures: TelemetryFigures
+) -> RecordSink:
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+    from antiphon_server.telemetry.span_export import ExportBounds, SpanExport
+
+    limit_exporter_logs(LineAMinute())
+    return SpanExport(
+        OTLPSpanExporter(endpoint=endpoint),
+        new_resource(config),
+        bounds=ExportBounds(max_waiting_records=config.max_waiting_records),
+        figures=figures,
+    )

@@ -140,7 +140,11 @@ class RequestRecorder:
 
     def constraint_check(self, *, is_asked: bool) -> AbstractContextManager[None]:
         """Notes the check of a constraint, where there is one to check."""
-        return self.stage(StageKind.CONSTRAINT_CHECK) if is_asked else contextlib.nullcontext()
+        return (
+            self.stage(StageKind.CONSTRAINT_CHECK, checked="constraint")
+            if is_asked
+            else contextlib.nullcontext()
+        )
 
     def add_stage(self, kind: StageKind, start_ns: int, **attributes: AttributeValue) -> None:
         """Notes that something took from an instant on the monotonic clock to now."""
@@ -277,6 +281,7 @@ class RequestRecorder:
             num_tool_calls=sum(len(output.tool_calls) for output in generation.outputs),
             constraint=spec.constraint.request.kind.value if spec.constraint else "",
             facts=replace(generation.facts),
+            stages=(*record.stages, *generation.stages)[:MAX_STAGES],
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from antiphon_server.telemetry.call_trace import CallTrace
+from antiphon_server.telemetry.figures import TelemetryFigures
 from antiphon_server.telemetry.request_record import CallRecord, RequestRecord
 from antiphon_server.telemetry.request_recorder import (
     ContentCapture,
@@ -53,6 +54,8 @@ class Telemetry:
     tail: TailSampling = field(default_factory=TailSampling)
     capture: ContentCapture = field(default_factory=ContentCapture)
     clocks: Clocks = field(default_factory=Clocks)
+    figures: TelemetryFigures = field(default_factory=TelemetryFigures)
+    """What it counts of itself."""
 
     def begin_call(self, method: str, context: TraceContext, *, request_id: str) -> CallTrace:
         """Notes that a call has begun.
