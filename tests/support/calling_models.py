@@ -113,8 +113,12 @@ class CallingModel:
         """
         token_ids = self._spell(text) if spelled else self.encode(text)
         (end_id,) = self.server.model.tokenizer.end_ids
-        self._write([*token_ids, *([] if goes_on else [end_id])])
+        self.wants_ids([*token_ids, *([] if goes_on else [end_id])])
         return token_ids
+
+    def wants_ids(self, token_ids: Sequence[int]) -> None:
+        """As `wants`, by tokens; wants to say the last of them again and again."""
+        (self.folder / ANY_END).write_bytes(msgspec.json.encode(list(token_ids)))
 
     def _spell(self, text: str) -> list[int]:
         tokenizer = self.server.model.tokenizer
@@ -125,9 +129,6 @@ class CallingModel:
             is_marker = token_id in {t.token_id for t in tokenizer.control_tokens.by_text.values()}
             spelled += [token_id] if is_marker else [single[bytes([byte])] for byte in token]
         return spelled
-
-    def _write(self, token_ids: Sequence[int]) -> None:
-        (self.folder / ANY_END).write_bytes(msgspec.json.encode(list(token_ids)))
 
 
 def config(

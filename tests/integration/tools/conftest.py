@@ -26,3 +26,9 @@ def model(models: Mapping[str, CallingModel], request: pytest.FixtureRequest) ->
 def thinking(models: Mapping[str, CallingModel]) -> CallingModel:
     """A model that thinks before it answers, and calls tools."""
     return models["thinking"]
+
+
+@pytest.fixture
+def hermes(models: Mapping[str, CallingModel]) -> CallingModel:
+    """A model of one family, for what doesn't hang on the family."""
+    return models["hermes"]

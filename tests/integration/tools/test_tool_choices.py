@@ -3,8 +3,9 @@
 import json
 
 import pytest
-from antiphon.v1.types_pb2 import FinishReason, ToolChoice
+from antiphon.v1.types_pb2 import FinishReason, Tool, ToolChoice
 
+from support.answers import ask
 from support.calling_models import (
     BARE_CLOCK,
     BERN,
@@ -49,9 +50,8 @@ async def test_a_model_that_may_call_need_not(model: CallingModel) -> None:
 async def test_a_model_that_must_call_does_although_it_wants_to_talk(model: CallingModel) -> None:
     model.wants("It is fine, I should say.")
 
-    output = await ask_every_way(
-        model.server, request(config(REQUIRED, max_tokens=600), tools=[CLOCK])
-    )
+    answer = await ask(model.server, request(config(REQUIRED, max_tokens=600), tools=[CLOCK]))
+    output = answer.output
 
     assert output.text == ""
     assert {name for name, _ in calls_of(output)} == {"clock_now"}
@@ -64,7 +64,8 @@ async def test_a_tool_that_must_be_called_is_although_another_is_wanted(
     model.wants(model.write(BERN))
     choice = ToolChoice(tool_name="clock_now")
 
-    output = await ask_every_way(model.server, request(config(choice), tools=TOOLS))
+    answer = await ask(model.server, request(config(choice), tools=TOOLS))
+    output = answer.output
 
     ((name, arguments),) = calls_of(output)
     assert (name, json.loads(arguments)) == ("clock_now", {})
@@ -75,7 +76,8 @@ async def test_exactly_one_call_where_the_tool_is_named(model: CallingModel) -> 
     model.wants(model.write([*BERN, *BERN]))
     choice = ToolChoice(tool_name="weather")
 
-    output = await ask_every_way(model.server, request(config(choice)))
+    answer = await ask(model.server, request(config(choice)))
+    output = answer.output
 
     assert calls_of(output) == list(BERN)
 
@@ -83,7 +85,8 @@ async def test_exactly_one_call_where_the_tool_is_named(model: CallingModel) -> 
 async def test_no_call_where_none_may_be(model: CallingModel) -> None:
     model.wants(model.write(BERN))
 
-    output = await ask_every_way(model.server, request(config(NONE, max_tokens=60)))
+    answer = await ask(model.server, request(config(NONE, max_tokens=60)))
+    output = answer.output
 
     assert not output.tool_calls
     assert not output.text.startswith(model.tools.bare_opener or model.tools.opener)
@@ -95,7 +98,8 @@ async def test_arguments_keep_to_their_schema_whatever_the_model_wants(
 ) -> None:
     model.wants(model.write([("weather", '{"town": 5, "days": 4}')]))
 
-    output = await ask_every_way(model.server, request(config(REQUIRED, max_tokens=400)))
+    answer = await ask(model.server, request(config(REQUIRED, max_tokens=400)))
+    output = answer.output
 
     for name, arguments in calls_of(output):
         value = json.loads(arguments)
@@ -104,16 +108,24 @@ async def test_arguments_keep_to_their_schema_whatever_the_model_wants(
         assert value.get("days", 1) in (1, 2, 3)
 
 
-@pytest.mark.parametrize("tool", [CLOCK, BARE_CLOCK], ids=["closed", "left out"])
-@pytest.mark.parametrize("choice", [REQUIRED, ToolChoice(tool_name="clock_now")], ids=["any", "it"])
+@pytest.mark.parametrize(
+    ("tool", "choice"),
+    [
+        (CLOCK, REQUIRED),
+        (CLOCK, ToolChoice(tool_name="clock_now")),
+        (BARE_CLOCK, ToolChoice(tool_name="clock_now")),
+    ],
+    ids=["any", "it", "left out"],
+)
 async def test_a_tool_without_parameters_is_called_with_an_empty_object(
-    model: CallingModel, choice: ToolChoice, tool: object
+    model: CallingModel, tool: Tool, choice: ToolChoice
 ) -> None:
     # A model that likes blanks too much, where nothing but the call may be said.
     arguments = "{" + " " * 200 if choice.tool_name else "{}"
     model.wants(model.write([("clock_now", arguments)]))
 
-    output = await ask_every_way(model.server, request(config(choice, max_tokens=64), tools=[tool]))
+    answer = await ask(model.server, request(config(choice, max_tokens=64), tools=[tool]))
+    output = answer.output
 
     ((name, arguments),) = calls_of(output)
     assert (name, json.loads(arguments)) == ("clock_now", {})
@@ -123,8 +135,7 @@ async def test_a_tool_without_parameters_is_called_with_an_empty_object(
 async def test_a_tool_that_is_not_on_offer_is_not_called(model: CallingModel) -> None:
     model.wants(model.write([("clock_now", "{}")]))
 
-    output = await ask_every_way(
-        model.server, request(config(REQUIRED, max_tokens=300), tools=[WEATHER])
-    )
+    answer = await ask(model.server, request(config(REQUIRED, max_tokens=300), tools=[WEATHER]))
+    output = answer.output
 
     assert "clock_now" not in {name for name, _ in calls_of(output)}
