@@ -54,7 +54,7 @@ class Client:
 async def served(runner: Runner) -> AsyncIterator[Client]:
     command = runner.start(
         *("--store", str(runner.directory / "sessions.db")),
-        *("--set", "engine.restart_delay_s=0.05", "--set", "engine.stall_limit_s=1"),
+        *("--set", "engine.restart_delay_s=0.05", "--set", "engine.stall_limit_s=2"),
         *("--set", "sessions.checkpoint_interval_s=0.05"),
     )
     address = await asyncio.to_thread(command.read_address)

@@ -20,9 +20,11 @@ from antiphon.v1.session_pb2 import (
     Session,
     StartTurn,
     TurnEvent,
+    UpdateSessionRequest,
 )
 from antiphon.v1.types_pb2 import GenerationConfig, Prompt, TokenIds
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.field_mask_pb2 import FieldMask
 
 from support.answers import LIMIT_S
 from support.canary import Canary
@@ -153,9 +155,8 @@ async def test_the_limit_on_sessions_holds_for_forks_and_frees_with_expiry(
     server: RunningServer,
 ) -> None:
     sessions = await open_all(server)
-    short = Session(idle_ttl=Duration(nanos=200_000_000))
     for call in (
-        server.sessions.CreateSession(CreateSessionRequest(session=short), timeout=LIMIT_S),
+        server.sessions.CreateSession(CreateSessionRequest(), timeout=LIMIT_S),
         server.sessions.ForkSession(ForkSessionRequest(name=sessions[0]), timeout=LIMIT_S),
     ):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -163,8 +164,13 @@ async def test_the_limit_on_sessions_holds_for_forks_and_frees_with_expiry(
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert details_of(refused.value)["ErrorInfo"].reason == "QUOTA_EXCEEDED"
     await delete_all(server, sessions[:1])
-    expiring = await server.sessions.CreateSession(CreateSessionRequest(session=short))
+    expiring = await server.sessions.CreateSession(CreateSessionRequest())
     await run_turn(server, expiring.name, [user("Name a river")], three_blocks())
+    # Only now, so that the turn has all the time it takes.
+    short = Session(name=expiring.name, idle_ttl=Duration(nanos=200_000_000))
+    await server.sessions.UpdateSession(
+        UpdateSessionRequest(session=short, update_mask=FieldMask(paths=["idle_ttl"]))
+    )
     await asyncio.sleep(0.3)
 
     with pytest.raises(grpc.aio.AioRpcError) as gone:
