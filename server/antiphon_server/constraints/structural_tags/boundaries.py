@@ -9,7 +9,7 @@ Where texts belong to several ways, what is behind all of them may follow at onc
 at sets of parts; they may be larger than what really comes together, and never smaller.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from antiphon_server.constraints.json_schema.lark_rules import LarkRules
@@ -42,7 +42,8 @@ _MAX_LOOK: Final = 100
 _SHORT_REPEAT: Final = 16
 _NUMBER_CHARACTERS: Final = "+-.0123456789Ee"
 
-_Residues = tuple[Term, ...]
+_Residues = tuple[tuple[int, Term], ...]
+"""What is left of languages, by their index; those of which nothing is left are not there."""
 
 
 class Boundaries:
@@ -89,11 +90,19 @@ class Boundaries:
         ways = list(dict.fromkeys(way for each in taken for way in each.ways))
         languages = dict.fromkeys([each.whole for each in taken] + [way.before for way in ways])
         languages.pop(NOTHING, None)
-        places = {language: index for index, language in enumerate(languages)}
+        by_index: dict[int, list[Way]] = {}
+        indices = {language: index for index, language in enumerate(languages)}
+        for way in ways:
+            by_index.setdefault(indices[way.before], []).append(way)
         together: dict[Way, dict[Way, None]] = {way: {} for way in ways}
         walked = tuple(languages) if self._counts else tuple(map(_uncounted, languages))
         for residues in self._walk(walked) if ways else ():
-            ended = [way for way in ways if residues[places[way.before]].nullable]
+            ended = [
+                way
+                for index, residue in residues
+                if residue.nullable
+                for way in by_index.get(index, ())
+            ]
             for way in ended:
                 self._check_end(way, residues)
                 together[way].update(dict.fromkeys(ended))
@@ -101,16 +110,20 @@ class Boundaries:
             self._check_alike(way, others)
             yield frozenset(other.behind for other in others)
 
-    def _walk(self, languages: _Residues) -> Iterator[_Residues]:
+    def _walk(self, languages: Sequence[Term]) -> Iterator[_Residues]:
         """Yields what is left of the languages' texts behind every text that leaves something."""
-        seen = {languages}
-        waiting = [languages]
+        waiting: list[_Residues] = [tuple(enumerate(languages))]
+        seen = set(waiting)
         while waiting:
             residues = waiting.pop()
             yield residues
-            for code_point in representatives(Term(Kind.BOTH, residues)):
-                after = tuple(self._after(each, code_point) for each in residues)
-                if after in seen or all(each == NOTHING for each in after):
+            for code_point in representatives(Term(Kind.BOTH, tuple(each for _, each in residues))):
+                after = tuple(
+                    (index, left)
+                    for index, residue in residues
+                    if (left := self._after(residue, code_point)) is not NOTHING
+                )
+                if after in seen or not after:
                     continue
                 seen.add(after)
                 waiting.append(after)
@@ -137,11 +150,11 @@ class Boundaries:
     def _check_end(self, way: Way, residues: _Residues) -> None:
         """Checks that nothing goes on where a way's text has ended."""
         if way.value is None:
-            if any(self._goes_on(each) for each in residues):
+            if any(self._goes_on(residue) for _, residue in residues):
                 self._refuse(way, "the text in front of it may end in several places")
             return
         for first in self._values[way.value].firsts:
-            if any(self._after(each, ord(first)) != NOTHING for each in residues):
+            if any(self._after(residue, ord(first)) is not NOTHING for _, residue in residues):
                 self._refuse(way, f"what may stand in front of it can go on with {first!r}, too")
 
     def _goes_on(self, residue: Term) -> bool:
