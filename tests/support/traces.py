@@ -104,3 +104,9 @@ def check_whole(chat: SeenSpan, sink: OtlpSink) -> None:
         assert earlier.span.end_time_unix_nano == later.span.start_time_unix_nano
     assert phases[0].span.start_time_unix_nano == chat.span.start_time_unix_nano
     assert phases[2].event_names[0] == "first_token"
+    chunks = sink.below(phases[1])
+    assert [span.name for span in chunks] == ["prefill.chunk"]
+    assert is_inside(chunks[0], phases[1])
+    computed = chunks[0].attributes["antiphon.tokens"]
+    reused = phases[1].attributes["antiphon.reused_tokens"]
+    assert computed + reused == phases[1].attributes["antiphon.prompt_tokens"]

@@ -1,9 +1,11 @@
 """The phases of a request, one behind the other: queue, prefill, decode."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from opentelemetry.trace import SpanContext
 
+from antiphon_engine.api.request_times import PrefillChunk
 from antiphon_server.telemetry import conventions as names
 from antiphon_server.telemetry.request_record import (
     AttributeValue,
@@ -46,7 +48,15 @@ def phases_of(record: RequestRecord) -> list[Phase]:
 def make_phase_spans(record: RequestRecord, maker: SpanMaker, parent: SpanContext) -> None:
     """Makes the spans of a request's phases."""
     for phase in phases_of(record):
-        maker.make_child(_description(phase, record), parent)
+        made = maker.make_child(_description(phase, record), parent)
+        if phase.name == names.PREFILL:
+            for index, chunk in enumerate(chunks_of(record)):
+                maker.make_child(_chunk(index, chunk, record), made)
+
+
+def chunks_of(record: RequestRecord) -> Sequence[PrefillChunk]:
+    """Returns the parts in which a request's prompt was computed; the core bounds how many."""
+    return record.facts.times.chunks if record.facts.times is not None else ()
 
 
 def _description(phase: Phase, record: RequestRecord) -> SpanDescription:
@@ -56,38 +66,84 @@ def _description(phase: Phase, record: RequestRecord) -> SpanDescription:
         start_ns=phase.start_ns + offset_ns,
         end_ns=phase.end_ns + offset_ns,
         attributes=_attributes(phase, record),
-        events=[
-            SpanEvent(name=name, at_ns=at_ns + offset_ns, attributes=attributes)
-            for name, at_ns, attributes in _events(phase, record)
-        ],
+        events=[replace(event, at_ns=event.at_ns + offset_ns) for event in _events(phase, record)],
+    )
+
+
+def _chunk(index: int, chunk: PrefillChunk, record: RequestRecord) -> SpanDescription:
+    return SpanDescription(
+        name=names.PREFILL_CHUNK,
+        start_ns=chunk.start_ns + record.wall_offset_ns,
+        end_ns=chunk.end_ns + record.wall_offset_ns,
+        attributes={
+            names.CHUNK_INDEX: index,
+            names.TOKENS: chunk.num_tokens,
+            names.BATCH_SIZE: chunk.num_rows,
+            names.FIRST_STEP: chunk.step,
+            names.STEPS: chunk.num_steps,
+        },
     )
 
 
 def _attributes(phase: Phase, record: RequestRecord) -> dict[str, AttributeValue]:
+    times = record.facts.times
     if phase.name == names.PREFILL:
-        return {
+        attributes: dict[str, AttributeValue] = {
             names.PROMPT_TOKENS: record.prompt_tokens,
             names.REUSED_TOKENS: record.cached_prompt_tokens,
         }
+        if times is not None:
+            attributes |= {
+                names.CHUNKS: len(times.chunks),
+                names.DEVICE_REUSED_TOKENS: times.num_device_reused,
+                names.HOST_REUSED_TOKENS: times.num_host_reused,
+            }
+        return attributes
     if phase.name == names.DECODE:
-        return {
+        attributes = {
             names.TOKENS: record.output_tokens,
             names.STEPS: record.facts.num_steps,
             names.PREEMPTIONS: record.facts.num_preemptions,
         }
+        if times is not None and times.num_steps:
+            attributes |= {
+                names.MEAN_BATCH_SIZE: times.num_batch_rows / times.num_steps,
+                names.MAX_BATCH_SIZE: times.max_batch_rows,
+                names.RECOMPUTED_TOKENS: times.num_recomputed,
+                names.RESTS: times.num_rests,
+            }
+        return attributes
     return {}
 
 
-def _events(
-    phase: Phase, record: RequestRecord
-) -> list[tuple[str, int, dict[str, AttributeValue]]]:
-    """Returns name, instant and attributes of what happened in a phase."""
-    events: list[tuple[str, int, dict[str, AttributeValue]]] = []
+def _events(phase: Phase, record: RequestRecord) -> list[SpanEvent]:
+    """Returns what happened in a phase, in order. Instants are on the monotonic clock."""
+    events = list(_rests(phase, record))
     if phase.name == names.DECODE:
-        events.append((names.FIRST_TOKEN, phase.start_ns, {}))
+        events.append(SpanEvent(name=names.FIRST_TOKEN, at_ns=phase.start_ns))
         if record.is_recovered:
             # It was taken up before; here it goes on with what it had.
-            recovered = {names.EPOCH: record.epoch}
-            events.append((RequestEventKind.RECOVERED.value, phase.start_ns, {**recovered}))
-    events += [(event.kind.value, event.at_ns, dict(event.attributes)) for event in phase.events]
-    return sorted(events, key=lambda event: event[1])
+            events.append(
+                SpanEvent(
+                    name=RequestEventKind.RECOVERED.value,
+                    at_ns=phase.start_ns,
+                    attributes={names.EPOCH: record.epoch},
+                )
+            )
+    events += [
+        SpanEvent(name=event.kind.value, at_ns=event.at_ns, attributes=event.attributes)
+        for event in phase.events
+    ]
+    return sorted(events, key=lambda event: event.at_ns)
+
+
+def _rests(phase: Phase, record: RequestRecord) -> Iterator[SpanEvent]:
+    """Yields the ends of the times in which a request that had begun had no memory."""
+    if record.facts.times is None or phase.name == names.QUEUE:
+        return
+    for rest in record.facts.times.rests:
+        reason = {names.REST_REASON: names.HELD if rest.held else names.PREEMPTED}
+        if phase.start_ns <= rest.start_ns < phase.end_ns:
+            yield SpanEvent(name=names.PAUSED, at_ns=rest.start_ns, attributes=reason)
+        if phase.start_ns < rest.end_ns <= phase.end_ns:
+            yield SpanEvent(name=names.GOES_ON, at_ns=rest.end_ns, attributes=reason)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 
 from antiphon_server.telemetry import conventions as names
-from antiphon_server.telemetry.phase_spans import make_phase_spans, phases_of
+from antiphon_server.telemetry.phase_spans import chunks_of, make_phase_spans, phases_of
 from antiphon_server.telemetry.request_attributes import request_attributes
 from antiphon_server.telemetry.request_record import (
     Content,
@@ -22,8 +22,8 @@ def is_told(record: RequestRecord) -> bool:
 
 
 def num_spans(record: RequestRecord) -> int:
-    """Returns how many spans a request has, at least."""
-    return 1 + len(record.stages) + len(phases_of(record))
+    """Returns how many spans a request has."""
+    return 1 + len(record.stages) + len(phases_of(record)) + len(chunks_of(record))
 
 
 def make_request_spans(record: RequestRecord, maker: SpanMaker) -> None:
