@@ -88,7 +88,7 @@ class Server:
         self._config = config
         self._now = now
         self._start_time = now()
-        self._telemetry = new_telemetry(config.telemetry)
+        self.telemetry: Final = new_telemetry(config.telemetry)
         self._offload = Offload(
             num_threads=config.limits.offload_threads, max_pending=config.limits.max_offloaded_jobs
         )
@@ -196,7 +196,7 @@ class Server:
             ),
             clock=Clock(),
             tenancy=self._entrance.tenancy,
-            telemetry=self._telemetry,
+            telemetry=self.telemetry,
         )
         try:
             await self._registry.start()
@@ -231,7 +231,7 @@ class Server:
         await self._ports.admin.server.stop(0)
         await self._entrance.close()
         self._offload.close()
-        await self._telemetry.close(self._config.telemetry.flush_limit_s)
+        await self.telemetry.close(self._config.telemetry.flush_limit_s)
         return drained.num_cancelled + drained.num_left + drained.num_calls
 
     def _guard(
@@ -242,7 +242,7 @@ class Server:
             authenticate=self._entrance.check(needs_admin=needs_admin),
             offload=self._offload,
             draw_request_id=lambda: secrets.token_hex(8),
-            telemetry=self._telemetry,
+            telemetry=self.telemetry,
         )
         return Guard(interceptors=[interceptor], credentials=self._entrance.port_credentials())
 
@@ -275,7 +275,7 @@ class Server:
             ),
             offload=self._offload,
             long_calls=self._long_calls,
-            telemetry=self._telemetry,
+            telemetry=self.telemetry,
             multiplex_limits=MultiplexLimits(
                 max_running=limits.max_multiplexed_requests,
                 max_waiting_bytes=self._config.server.max_message_bytes,

@@ -25,6 +25,7 @@ from support.session_rows import user
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 COMES_WITH = [("traceparent", f"00-{TRACE}-{PARENT}-01")]
 CONVERSE = "antiphon.v1.SessionService/Converse"
+CREATE_SESSION = "antiphon.v1.SessionService/CreateSession"
 RUN_TURN = "antiphon.v1.SessionService/RunTurn"
 PHASES = ["queue", "prefill", "decode"]
 
@@ -62,10 +63,15 @@ async def converse(
     for asked in turns:
         field = "generate" if isinstance(asked, StartTurn) else "append"
         await call.write(ConverseRequest(**{field: asked}))  # type: ignore[arg-type]
-        while (await call.read()).turn_event.WhichOneof("event") not in ("completed", "failed"):
-            pass
+        await read_to(call, "completed", "failed")
     await call.done_writing()
     assert await call.read() is grpc.aio.EOF
+
+
+async def read_to(call: grpc.aio.StreamStreamCall, *kinds: str) -> None:
+    """Reads a stream up to an event of one of the kinds."""
+    while (await call.read()).turn_event.WhichOneof("event") not in kinds:
+        pass
 
 
 async def read_all(call: grpc.aio.Call) -> None:

@@ -6,11 +6,15 @@ Spans go out as the server ends, so each test looks behind its server's block.
 import asyncio
 from pathlib import Path
 
+import pytest
 from antiphon.v1.session_pb2 import (
     AppendItems,
     AppendTurnRequest,
+    CancelRequest,
+    ConverseRequest,
     CreateSessionRequest,
     GetTurnRequest,
+    OpenSession,
     RunTurnRequest,
 )
 
@@ -21,12 +25,14 @@ from support.session_rows import user
 from support.traces import (
     COMES_WITH,
     CONVERSE,
+    CREATE_SESSION,
     PARENT,
     RUN_TURN,
     TRACE,
     check_whole,
     converse,
     is_inside,
+    read_to,
     run_turn,
     submitted,
     traced_server,
@@ -139,3 +145,45 @@ async def test_a_cancelled_or_appended_turn_has_its_span(tmp_path: Path, sink: O
     assert "gen_ai.operation.name" not in appended.attributes
     assert {span.name for span in sink.below(appended)} == {"store.write"}
     assert chat.links == {"previous_turn": appended.span_id}
+
+
+async def test_turns_of_a_stream_that_end_in_every_way_stay_in_its_trace(
+    tmp_path: Path, sink: OtlpSink, caplog: pytest.LogCaptureFixture
+):
+    """Case G7-O1, with the tests of requests beside it."""
+    engine = FakeEngine()
+    async with traced_server(tmp_path, sink, engine=engine) as server:
+        await server.sessions.CreateSession(CreateSessionRequest(session_id="a"))
+        call = server.sessions.Converse(metadata=COMES_WITH)
+        await call.write(ConverseRequest(open=OpenSession(name="sessions/a")))
+        await call.write(ConverseRequest(generate=turn("whole")))
+        await read_to(call, "completed")
+        late = turn("late", 200)
+        late.timeout.FromMilliseconds(1)
+        await call.write(ConverseRequest(generate=late))
+        await read_to(call, "failed")
+        engine.hold()
+        await call.write(ConverseRequest(generate=turn("stopped", 200)))
+        await read_to(call, "accepted")
+        await submitted(engine)
+        engine.step()
+        await call.write(ConverseRequest(cancel=CancelRequest(turn_id="stopped")))
+        engine.release()
+        await read_to(call, "completed", "failed")
+        call.cancel()
+        await server.server.supervision.wait_idle(30)
+
+    (stream,) = sink.named(CONVERSE)
+    chats = sink.below(stream)
+    assert (stream.trace_id, stream.parent_id) == (TRACE, PARENT)
+    assert stream.attributes["rpc.response.status_code"] == "CANCELLED"
+    assert [span.attributes["antiphon.outcome"] for span in chats] == [
+        "completed",
+        "failed",
+        "cancelled",
+    ]
+    assert chats[1].attributes["error.type"] == "TIMEOUT"
+    turns = {span.trace_id for span in sink.spans if span.name != CREATE_SESSION}
+    assert turns == {TRACE}
+    assert "ifferent Context" not in caplog.text
+    assert "ailed to detach" not in caplog.text
