@@ -10,10 +10,10 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from antiphon_cli.figures import count, counted, rate, seconds, share, span
+from antiphon_cli.figures import counted, rate, seconds, share, span
 
 _MAX_BAR_WIDTH: Final = 48
-_NUM_OTHER_COLUMNS: Final = 48
+_NUM_OTHER_COLUMNS: Final = 54
 """What labels and figures take of a line with a bar."""
 _CLEAR: Final = (
     "\N{FULL BLOCK}",
@@ -132,8 +132,15 @@ def _rows(
         host = bars.bar(now.num_host_blocks, now.num_host_blocks_used)
         host.append(f"  used {share(now.num_host_blocks_used, now.num_host_blocks)}")
         yield "KV on host", host
-    yield "prompts", Text(_prompts(now, change))
-    yield "output", Text(_output(now, change))
+    yield (
+        "computed",
+        Text(_pace(now.num_prefilled_tokens_total, change.prefilled if change else None)),
+    )
+    yield "reused", Text(_reuse(now, change))
+    yield (
+        "generated",
+        Text(_pace(now.num_generated_tokens_total, change.generated if change else None)),
+    )
     yield (
         "steps",
         Text(
@@ -157,20 +164,20 @@ def _rows(
         yield "ended", Text("   ".join(f"{reason} {number:,}" for reason, number in ended))
 
 
-def _prompts(now: admin_pb2.EngineStats, change: Rates | None) -> str:
-    whole = now.num_prefilled_tokens_total + now.num_reused_tokens_total
-    reuse = f"{share(now.num_reused_tokens_total, whole)} reused since the start"
-    if change is None:
-        return f"{count(whole)} tokens, {reuse}"
-    arrived = change.prefilled + change.reused
-    told = f"{rate(change.prefilled)} tokens a second computed, {rate(change.reused)} reused"
-    return f"{told} ({share(change.reused, arrived)}); {reuse}"
+def _pace(total: int, per_second: float | None) -> str:
+    """Returns how many tokens a second, or in all where that isn't known."""
+    if per_second is None:
+        return counted(total, "token")
+    return f"{rate(per_second)} tokens a second"
 
 
-def _output(now: admin_pb2.EngineStats, change: Rates | None) -> str:
+def _reuse(now: admin_pb2.EngineStats, change: Rates | None) -> str:
+    total = now.num_reused_tokens_total
+    since_start = f"{share(total, total + now.num_prefilled_tokens_total)} of all prompts' tokens"
     if change is None:
-        return f"{count(now.num_generated_tokens_total)} tokens"
-    return f"{rate(change.generated)} tokens a second"
+        return f"{_pace(total, None)}, {since_start}"
+    lately = share(change.reused, change.reused + change.prefilled)
+    return f"{_pace(total, change.reused)}, {lately} of the prompts'; {since_start}"
 
 
 def _latencies(latencies: admin_pb2.RecentLatencies) -> Iterator[tuple[str, Text]]:

@@ -29,7 +29,10 @@ def rate(number: float) -> str:
 
 def share(part: float, whole: float) -> str:
     """Returns a part of a whole in per cent; of nothing, a dash."""
-    return f"{100 * part / whole:.0f} %" if whole else "-"
+    if not whole:
+        return "-"
+    per_cent = round(100 * part / whole)
+    return "<1 %" if part and not per_cent else f"{per_cent} %"
 
 
 def counted(number: int, noun: str) -> str:

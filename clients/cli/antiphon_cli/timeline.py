@@ -130,7 +130,8 @@ def _takes_lines(console: Console) -> bool:
 def summary(turn: session_pb2.Turn) -> Iterator[str]:
     """Yields what is said of a turn above its timeline, line by line."""
     timings, usage = turn.timings, turn.usage
-    yield f"{turn.name}  {_outcome(turn)}"
+    yield turn.name
+    yield _outcome(turn)
     if not timings.num_steps:
         return
     num_computed = sum(chunk.num_tokens for chunk in timings.prefill_chunks)

@@ -93,8 +93,9 @@ def test_two_looks_tell_what_happens_a_second():
     assert "models/tiny at here:1, up 12 s, step 120" in text
     assert "running 3   waiting 2   paused 0   held 0" in text
     assert "used 50 %   cached 25 %   free 25 %" in text
-    assert "100 tokens a second computed, 300 reused (75 %); 75 % reused since the start" in text
-    assert "40.0 tokens a second" in text
+    assert "computed     100 tokens a second" in text
+    assert "300 tokens a second, 75 % of the prompts'; 75 % of all prompts' tokens" in text
+    assert "generated    40.0 tokens a second" in text
     assert "10.0 a second, the last 12.3 ms, 0.21 ms of it for planning" in text
     assert "first token  p50 152 ms   p99 612 ms   (57 requests of the last minute)" in text
     assert "each token   p50 12.0 ms   p99 31.0 ms" in text

@@ -119,7 +119,7 @@ def test_bars_are_to_scale_and_plain_where_there_is_no_terminal():
 def test_figures_say_what_was_reused_and_how_fast_it_went():
     text = shown(traced_turn())
 
-    assert "sessions/talk/turns/b  completed: STOP" in text
+    assert text.startswith("sessions/talk/turns/b\ncompleted: STOP\n")
     assert "812 prompt tokens: 640 reused (64 of them from the host's memory), 172 computed" in text
     assert "172 computed, 860 a second" in text
     assert "51 output tokens in 53 steps, 100 a second" in text
@@ -143,7 +143,7 @@ def test_failure_is_told_with_its_reason():
         failure=types_pb2.Failure(reason="TIMEOUT"),
     )
 
-    assert shown(turn) == "sessions/talk/turns/a  failed: TIMEOUT\n"
+    assert shown(turn) == "sessions/talk/turns/a\nfailed: TIMEOUT\n"
 
 
 @pytest.mark.parametrize("name", ["talk", "talk/b", "sessions/talk/turns/b"])
@@ -173,5 +173,5 @@ async def test_session_without_a_turn_and_turn_without_times_are_told(capsys):
     running = session_pb2.Turn(name="sessions/talk/turns/a", state=session_pb2.Turn.STATE_RUNNING)
     assert await run(Turns(running), "talk") == 0
     said = capsys.readouterr()
-    assert said.out == "sessions/talk/turns/a  running\n"
+    assert said.out == "sessions/talk/turns/a\nrunning\n"
     assert "nothing is kept of its times" in said.err
