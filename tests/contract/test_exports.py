@@ -71,6 +71,9 @@ EXPORTED = {
     "UnsupportedConstraint",
     "UnsupportedFeature",
     "after",
+    "answer_calls",
+    "answer_calls_async",
+    "arguments_of",
     "assistant",
     "before",
     "beginning",
@@ -85,6 +88,8 @@ EXPORTED = {
     "regex",
     "structural_tag",
     "system",
+    "tool",
+    "tool_result",
     "unconstrained",
     "user",
 }

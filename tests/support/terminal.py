@@ -55,6 +55,8 @@ class Terminal:
         )
         os.close(slave)
         self.written = ""
+        self.raw = ""
+        """With what steers the terminal."""
         self._seen = 0
 
     def __enter__(self) -> Self:
@@ -103,5 +105,6 @@ class Terminal:
             piece = os.read(self._master, 65536)
         except OSError:  # Linux's way to say that the program has closed its side.
             return False
+        self.raw += piece.decode(errors="replace")
         self.written += _CONTROL_SEQUENCES.sub("", piece.decode(errors="replace"))
         return bool(piece)

@@ -14,7 +14,7 @@ from antiphon_cli.outage_note import OutageNote
 from antiphon_cli.outcome import complain
 from antiphon_cli.session_text import full_name, session_row, short_name, turn_text
 from antiphon_cli.slash_commands import Command, WrongCommand, help_text, read_command
-from antiphon_cli.terminal import LineReader, note, say
+from antiphon_cli.terminal import LineReader, mutter, note, say
 from antiphon_client import (
     Cancelled,
     ServerError,
@@ -142,17 +142,17 @@ class Conversation:
             raise
 
     def _show(self, turn: SyncTurn) -> None:
-        pieces = turn.text()
-        stopping = False
+        pieces = turn.pieces()
+        stopping = is_thinking = False
         while True:
             try:
                 for piece in pieces:
-                    say(piece)
+                    is_thinking = _show_piece(piece, is_thinking=is_thinking)
                 break
             except TurnRestarted as restarted:
                 note("\n(the server lost its answer and has begun again)")
                 say(restarted.kept_text)
-                pieces = turn.text()
+                pieces = turn.pieces()
             except KeyboardInterrupt:
                 if stopping:
                     raise
@@ -247,3 +247,16 @@ class Conversation:
         if self._has_begun():
             for turn in self._client.sessions.list_turns(self._name):
                 print(turn_text(turn))
+
+
+def _show_piece(piece: types_pb2.Delta, *, is_thinking: bool) -> bool:
+    """Writes a piece of thinking or answer; returns whether the model still thinks."""
+    if piece.channel == types_pb2.OUTPUT_CHANNEL_REASONING:
+        mutter(piece.text)
+        return True
+    if piece.channel == types_pb2.OUTPUT_CHANNEL_CONTENT:
+        if is_thinking:
+            mutter("\n")
+        say(piece.text)
+        return False
+    return is_thinking

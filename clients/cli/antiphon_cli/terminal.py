@@ -32,6 +32,12 @@ def say(text: str) -> None:
     print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 
+def mutter(text: str) -> None:
+    """Writes a piece of a model's thinking at a terminal, dimmed; where it is none, nothing."""
+    if sys.stdout.isatty():
+        print(f"\x1b[2m{visible(text)}\x1b[22m", end="", flush=True)
+
+
 def note(text: str) -> None:
     """Writes a remark to standard error."""
     print(text, file=sys.stderr, flush=True)

@@ -34,9 +34,9 @@ def items_of(says: Says) -> list[types_pb2.Item]:
     return list(says)
 
 
-def conversation(says: Says) -> types_pb2.Prompt:
-    """Returns a prompt that the model's chat template renders."""
-    return types_pb2.Prompt(conversation=types_pb2.Conversation(items=items_of(says)))
+def conversation(says: Says, tools: Iterable[types_pb2.Tool] = ()) -> types_pb2.Prompt:
+    """Returns a prompt that the model's chat template renders, with the tools on offer."""
+    return types_pb2.Prompt(conversation=types_pb2.Conversation(items=items_of(says), tools=tools))
 
 
 def after(turn_name: str) -> session_pb2.HistoryPoint:

@@ -1,6 +1,6 @@
 """A session: many turns over one stream, which is opened again where it breaks."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Self
 from uuid import uuid4
@@ -12,6 +12,7 @@ from antiphon_client.errors import ServerError
 from antiphon_client.link import SessionLink, Watcher
 from antiphon_client.prompts import Says, before, items_of
 from antiphon_client.session_calls import SessionCalls
+from antiphon_client.tools import MAX_TURNS, AsyncHandler, Handler, answer_calls_async
 from antiphon_client.turn import Turn
 
 
@@ -119,6 +120,37 @@ class Session:
     async def continue_answer(self, config: types_pb2.GenerationConfig | None = None) -> Turn:
         """Goes on with the last answer, which was cut by a limit or stopped."""
         return await self.start(session_pb2.StartTurn(config=config, continue_answer=True))
+
+    async def use_tools(
+        self,
+        says: Says,
+        handlers: Mapping[str, Handler | AsyncHandler],
+        config: types_pb2.GenerationConfig | None = None,
+        *,
+        max_turns: int = MAX_TURNS,
+    ) -> AsyncIterator[Turn]:
+        """Yields a turn that `send` starts, and turns behind it until one calls no tool.
+
+        Whoever gets a turn may read it; what is left of it is read before its calls are answered.
+        Behind `max_turns` turns it ends too, though the last has calls: see `Turn.open_calls`.
+
+        Args:
+            says: What to add to the conversation.
+            handlers: What answers calls, by the tools' names; a plain function runs on the event
+                loop. What they raise ends it.
+            config: Of each turn.
+            max_turns: At least 1.
+
+        Raises:
+            LookupError: a tool was called that has no handler.
+        """
+        turn = await self.send(says, config)
+        for num_left in reversed(range(max_turns)):
+            yield turn
+            await turn.end()
+            if not (turn.open_calls and num_left):
+                return
+            turn = await self.send(await answer_calls_async(turn.open_calls, handlers), config)
 
     async def start(self, turn: session_pb2.StartTurn) -> Turn:
         """Starts a turn with all that the contract offers; an empty id is filled in."""

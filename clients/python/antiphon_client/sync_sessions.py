@@ -12,6 +12,7 @@ from antiphon_client.errors import ServerError
 from antiphon_client.prompts import Says
 from antiphon_client.session import Session
 from antiphon_client.session_calls import SessionCalls
+from antiphon_client.tools import MAX_TURNS, Handler, answer_calls
 from antiphon_client.turn import Turn
 from antiphon_client.watching import Happening, SessionWatch
 
@@ -43,8 +44,26 @@ class SyncTurn:
         """How far it has been read."""
         return self._turn.cursor
 
+    @property
+    def tool_calls(self) -> list[types_pb2.ToolCall]:
+        """The tool calls that are complete so far."""
+        return self._turn.tool_calls
+
+    @property
+    def open_calls(self) -> list[types_pb2.ToolCall]:
+        """The calls that the next turn must bring results of; known once it has ended."""
+        return self._turn.open_calls
+
     def __iter__(self) -> Iterator[session_pb2.TurnEvent]:
         return Each(self._loop, self._turn)
+
+    def pieces(self) -> Iterator[types_pb2.Delta]:
+        """Yields all that has text: of the thinking, the answer and calls, told by `channel`."""
+        return Each(self._loop, self._turn.pieces())
+
+    def end(self) -> None:
+        """Reads to the end, whatever comes."""
+        self._loop.run(self._turn.end())
 
     def text(self) -> Iterator[str]:
         """Yields the answer's pieces."""
@@ -122,6 +141,23 @@ class SyncSession:
         """Starts a turn that adds `says` and asks for an answer."""
         sending = self._session.send(says, config, timeout_s=timeout_s, turn_id=turn_id)
         return SyncTurn(self._loop, self._loop.run(sending))
+
+    def use_tools(
+        self,
+        says: Says,
+        handlers: Mapping[str, Handler],
+        config: types_pb2.GenerationConfig | None = None,
+        *,
+        max_turns: int = MAX_TURNS,
+    ) -> Iterator[SyncTurn]:
+        """Yields turns until one calls no tool; see Session.use_tools. Handlers run in between."""
+        turn = self.send(says, config)
+        for num_left in reversed(range(max_turns)):
+            yield turn
+            turn.end()
+            if not (turn.open_calls and num_left):
+                return
+            turn = self.send(answer_calls(turn.open_calls, handlers), config)
 
     def append(self, says: Says, *, turn_id: str = "") -> SyncTurn:
         """Adds items without asking for an answer."""

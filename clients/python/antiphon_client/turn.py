@@ -27,6 +27,8 @@ class Turn:
         turn_id: Its id in its session.
         started: What was known before the first token; None until then.
         completed: How it ended; None until then.
+        tool_calls: The tool calls that are complete so far, as they came. Each is valid, and stays
+            though the server crash: work on it may begin at once.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Turn:
         self.turn_id = turn_id
         self.started: types_pb2.GenerationStarted | None = None
         self.completed: session_pb2.TurnCompleted | None = None
+        self.tool_calls: list[types_pb2.ToolCall] = []
         self._failed: ServerError | None = None
         self._news = news
         self._cancel = cancel
@@ -48,6 +51,17 @@ class Turn:
     def cursor(self) -> session_pb2.TurnCursor:
         """How far it has been read; `stream_turn_events` goes on from there."""
         return self._news.read_up_to
+
+    @property
+    def open_calls(self) -> list[types_pb2.ToolCall]:
+        """The calls that the next turn must bring results of; known once it has ended.
+
+        Those of a turn that was stopped take none: they are left out of the history.
+        """
+        ended = self.completed
+        if ended is None or ended.finish_reason == types_pb2.FINISH_REASON_CANCELLED:
+            return []
+        return list(self.tool_calls)
 
     def __aiter__(self) -> AsyncIterator[session_pb2.TurnEvent]:
         return self
@@ -72,6 +86,8 @@ class Turn:
         match event.WhichOneof("event"):
             case "started":
                 self.started = event.started
+            case "tool_call":
+                self.tool_calls.append(event.tool_call)
             case "completed":
                 self.completed = event.completed
             case "failed":
@@ -81,11 +97,28 @@ class Turn:
 
     async def text(self) -> AsyncIterator[str]:
         """Yields the answer's pieces. After TurnRestarted, call it again to read on."""
+        async for delta in self.pieces():
+            if delta.channel == types_pb2.OUTPUT_CHANNEL_CONTENT:
+                yield delta.text
+
+    async def pieces(self) -> AsyncIterator[types_pb2.Delta]:
+        """Yields all that has text: of the thinking, the answer and calls, told by `channel`."""
         async for event in self:
             delta = event.delta
-            if delta.channel == types_pb2.OUTPUT_CHANNEL_CONTENT and delta.text:
+            if delta.channel == types_pb2.OUTPUT_CHANNEL_CONTENT:
                 self._num_read += len(delta.text)
-                yield delta.text
+            if delta.text:
+                yield delta
+
+    async def end(self) -> None:
+        """Reads to the end, whatever comes."""
+        while True:
+            try:
+                async for _ in self:
+                    pass
+            except TurnRestarted:
+                continue
+            return
 
     async def answer(self) -> str:
         """Reads to the end and returns the rest of the answer.

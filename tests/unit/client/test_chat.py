@@ -28,6 +28,9 @@ class Sessions(Conversing):
         return session_pb2.ListTurnsResponse(turns=[turn])
 
 
+DIMMED = "\x1b[2mthinking\x1b[22m"
+
+
 @asynccontextmanager
 async def chatting(servicer, *, echoes=False, environ=MappingProxyType({})):
     """Yields a function that runs a dialogue with `antiphon chat` and returns what it returns."""
@@ -130,7 +133,7 @@ async def test_ctrl_c_at_the_prompt_leaves_nothing_behind_and_stays():
         terminal.type(CTRL_C)
         terminal.expect("half a li^C\n(Ctrl-D leaves)\n> ")
         terminal.type("whole\n")
-        terminal.expect("whole\nwhole\n")
+        terminal.expect("whole\nthinking\nwhole\n")
         terminal.type("/quit\n")
         return terminal.wait()
 
@@ -193,7 +196,8 @@ async def test_a_line_can_be_called_back_and_one_given_up_is_not():
         terminal.type(CTRL_C)
         terminal.expect("(Ctrl-D leaves)\n> ")
         terminal.type(up + "\n")
-        terminal.expect("first\nfirst\n")
+        terminal.expect("first\nthinking\nfirst\n")
+        assert DIMMED in terminal.raw
         leave(terminal)
         return terminal.wait()
 

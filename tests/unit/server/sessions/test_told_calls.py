@@ -1,152 +1,32 @@
 """Tool calls of turns: told once they are complete and durable, and then never otherwise."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
-import msgspec
 import pytest
-from antiphon.v1.session_pb2 import (
-    CancelTurnRequest,
-    CreateSessionRequest,
-    GetTurnRequest,
-    RunTurnRequest,
-    Session,
-    StartTurn,
-    StreamTurnEventsRequest,
-    Turn,
-    TurnEvent,
-)
-from antiphon.v1.types_pb2 import (
-    FinishReason,
-    GenerationConfig,
-    Item,
-    StopConditions,
-    ToolCall,
-    ToolResult,
-)
+from antiphon.v1.session_pb2 import CancelTurnRequest, StartTurn, Turn
+from antiphon.v1.types_pb2 import FinishReason, ToolCall
 
-from antiphon_engine.api.messages import GenerationRequest
 from support.answers import fold_turn
-from support.calling_models import TOOLS, save_calling_tokenizer
-from support.chat_templates import CHATML_WITH_TOOLS
+from support.calling_sessions import (
+    BERN,
+    LIMIT_S,
+    NOW,
+    SESSION,
+    calling_bench,
+    calls_in,
+    rest_of,
+    result,
+)
 from support.crashes import copy_left_behind
-from support.fake_engine import FACTS, FakeEngine
-from support.server import INFO, RunningServer, details_of, running_server
-from support.session_bench import eventually
+from support.server import details_of
 from support.session_rows import user
 
-LIMIT_S = 20.0
-CONTEXT_TOKENS = 2048
-ROOMY = msgspec.structs.replace(FACTS, context_tokens=CONTEXT_TOKENS, vocabulary_size=1024)
-SESSION = "sessions/mine"
-CLOSER = "</tool_call>"
-BERN = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
-NOW = '<tool_call>\n{"name": "clock_now", "arguments": {}}\n</tool_call>'
 BOTH = f"I look.\n{BERN}\n{NOW}"
 CALLED = FinishReason.FINISH_REASON_TOOL_CALLS
 CANCELLED = FinishReason.FINISH_REASON_CANCELLED
 OUT_OF_TOKENS = FinishReason.FINISH_REASON_MAX_OUTPUT_TOKENS
-
-
-@dataclass(slots=True, kw_only=True)
-class Bench:
-    """A server with one session, whose model says what it is told to."""
-
-    server: RunningServer
-    engine: FakeEngine
-
-    def encode(self, text: str) -> list[int]:
-        tokenizer = self.server.model.tokenizer
-        return tokenizer.encode(text, add_special_tokens=False, allow_special_tokens=True)
-
-    def says(self, *answers: str, ends: bool = True) -> None:
-        """Has the model say these texts, one a request; the last of them for ever."""
-        (end_id,) = self.server.model.end_ids
-        scripts = [[*self.encode(text), *([end_id] if ends else [])] for text in answers]
-        asked: list[bytes] = []
-
-        def script(request: GenerationRequest, _index: int) -> Sequence[int]:
-            if request.prompt not in asked:
-                asked.append(request.prompt)
-            return scripts[min(asked.index(request.prompt), len(scripts) - 1)]
-
-        self.engine.script = script
-
-    def start(self, *items: Item, turn_id: str = "t1", max_tokens: int = 500) -> RunTurnRequest:
-        config = GenerationConfig(stop=StopConditions(max_output_tokens=max_tokens))
-        start = StartTurn(turn_id=turn_id, items=items or [user("What?")], config=config)
-        return RunTurnRequest(session=SESSION, turn=start)
-
-    async def run(self, *items: Item, **values: object) -> list[TurnEvent]:
-        call = self.server.sessions.RunTurn(self.start(*items, **values), timeout=LIMIT_S)
-        return [event async for event in call]
-
-    async def refused(self, *items: Item, **values: object) -> grpc.aio.AioRpcError:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await self.run(*items, **values)
-        return caught.value
-
-    async def kept(self, turn_id: str = "t1") -> Turn:
-        request = GetTurnRequest(name=f"{SESSION}/turns/{turn_id}")
-        return await self.server.sessions.GetTurn(request, timeout=LIMIT_S)
-
-    async def follow(self, **values: object) -> list[TurnEvent]:
-        """Reads t1, which is there, to its end."""
-        request = StreamTurnEventsRequest(name=f"{SESSION}/turns/t1", **values)
-        return [e async for e in self.server.sessions.StreamTurnEvents(request, timeout=LIMIT_S)]
-
-    async def begin(self, num_calls: int, **values: object) -> tuple[object, list[TurnEvent]]:
-        """Begins t1, and steps until so many calls are told; returns the stream and its events."""
-        self.engine.hold()
-        call = self.server.sessions.RunTurn(self.start(**values), timeout=LIMIT_S)
-        await eventually(lambda: bool(self.engine.requests))
-        (request,) = self.engine.requests
-        (said,) = request.outputs
-        decode = self.server.model.tokenizer.decode
-        while decode(said.token_ids, skip_special_tokens=False).count(CLOSER) < num_calls:
-            self.engine.step()
-            await eventually(lambda: request.news is None)
-        events = [await call.read()]
-        while len(calls_in(events)) < num_calls:
-            events.append(await call.read())
-        return call, events
-
-
-@asynccontextmanager
-async def serving(
-    directory: Path, *, create: bool = True, store: Path | None = None, **values: object
-) -> AsyncIterator[Bench]:
-    engine = FakeEngine(facts=ROOMY)
-    checkpoint = save_calling_tokenizer(directory / "tokenizer", template=CHATML_WITH_TOOLS)
-    info = replace(INFO, context_tokens=CONTEXT_TOKENS)
-    settings = [f"store.path={store}"] if store else []
-    async with running_server(
-        directory, engine=engine, checkpoint=checkpoint, info=info, settings=settings
-    ) as server:
-        if create:
-            session = Session(tools=TOOLS, **values)
-            request = CreateSessionRequest(session_id="mine", session=session)
-            await server.sessions.CreateSession(request, timeout=LIMIT_S)
-        yield Bench(server=server, engine=engine)
-
-
-async def rest_of(call: grpc.aio.UnaryStreamCall) -> list[TurnEvent]:
-    events: list[TurnEvent] = []
-    while (event := await call.read()) is not grpc.aio.EOF:
-        events.append(event)
-    return events
-
-
-def calls_in(events: Sequence[TurnEvent]) -> list[ToolCall]:
-    return [event.tool_call for event in events if event.HasField("tool_call")]
-
-
-def result(call: ToolCall, text: str = "21 °C") -> Item:
-    return Item(tool_result=ToolResult(call_id=call.call_id, text=text))
 
 
 def reason_of(error: grpc.aio.AioRpcError) -> str:
@@ -154,7 +34,7 @@ def reason_of(error: grpc.aio.AioRpcError) -> str:
 
 
 async def test_a_call_is_told_while_the_output_goes_on(tmp_path: Path) -> None:
-    async with serving(tmp_path) as bench:
+    async with calling_bench(tmp_path) as bench:
         bench.says(BOTH)
         call, events = await bench.begin(1)
         num_said = len(bench.engine.requests[0].outputs[0].token_ids)
@@ -176,12 +56,12 @@ async def test_a_call_is_told_while_the_output_goes_on(tmp_path: Path) -> None:
 
 
 async def test_a_call_that_was_told_is_durable(tmp_path: Path) -> None:
-    async with serving(tmp_path) as bench:
+    async with calling_bench(tmp_path) as bench:
         bench.says(BOTH)
         call, events = await bench.begin(1)
         left = copy_left_behind(Path(bench.server.config.store.path))
         call.cancel()
-    async with serving(tmp_path, create=False, store=left) as bench:
+    async with calling_bench(tmp_path, create=False, store=left) as bench:
         bench.says(BOTH)
         again = await bench.follow()
 
@@ -194,13 +74,13 @@ async def test_a_call_that_was_told_is_durable(tmp_path: Path) -> None:
 async def test_a_call_that_ends_with_the_last_token_is_not_drawn_once_more(
     tmp_path: Path,
 ) -> None:
-    async with serving(tmp_path) as bench:
+    async with calling_bench(tmp_path) as bench:
         bench.says(BERN)
         max_tokens = len(bench.encode(BERN))
         call, events = await bench.begin(1, max_tokens=max_tokens)
         left = copy_left_behind(Path(bench.server.config.store.path))
         call.cancel()
-    async with serving(tmp_path, create=False, store=left) as bench:
+    async with calling_bench(tmp_path, create=False, store=left) as bench:
         again = await bench.follow()
         bench.says("Fine.")
         answered = fold_turn(await bench.run(result(calls_in(again)[0]), turn_id="t2"))
@@ -212,7 +92,7 @@ async def test_a_call_that_ends_with_the_last_token_is_not_drawn_once_more(
 
 
 async def test_a_call_that_is_cut_short_is_not_told(tmp_path: Path) -> None:
-    async with serving(tmp_path) as bench:
+    async with calling_bench(tmp_path) as bench:
         num_tokens = len(bench.encode(f"{BERN}\n{NOW[:40]}"))
         bench.says(f"{BERN}\n{NOW}", "Fine.")
         events = await bench.run(max_tokens=num_tokens)
@@ -231,7 +111,7 @@ async def test_a_call_that_is_cut_short_is_not_told(tmp_path: Path) -> None:
 
 
 async def test_a_call_in_an_output_that_is_cut_short_is_looked_at(tmp_path: Path) -> None:
-    async with serving(tmp_path) as bench:
+    async with calling_bench(tmp_path) as bench:
         wrong = BERN.replace("city", "town")
         bench.says(f"{wrong}\n{NOW}")
         failed = await bench.refused(max_tokens=len(bench.encode(wrong)) + 3)
@@ -243,7 +123,7 @@ async def test_a_call_in_an_output_that_is_cut_short_is_looked_at(tmp_path: Path
 
 
 async def test_results_are_asked_for_by_turn_and_call(tmp_path: Path) -> None:
-    async with serving(tmp_path) as bench:
+    async with calling_bench(tmp_path) as bench:
         bench.says(BOTH, "It is warm.")
         first, second = calls_in(await bench.run())
         none = await bench.refused(turn_id="t2")
@@ -272,7 +152,7 @@ async def test_results_are_asked_for_by_turn_and_call(tmp_path: Path) -> None:
 async def test_calls_of_a_stopped_turn_are_told_of_it_and_take_no_results(
     tmp_path: Path,
 ) -> None:
-    async with serving(tmp_path) as bench:
+    async with calling_bench(tmp_path) as bench:
         bench.says(BOTH, "Never mind.")
         stream, events = await bench.begin(1)
         cancelling = asyncio.ensure_future(
@@ -307,7 +187,7 @@ async def test_calls_of_a_stopped_turn_are_told_of_it_and_take_no_results(
 async def test_an_interrupted_turn_keeps_the_calls_that_were_told(
     tmp_path: Path, said: str
 ) -> None:
-    async with serving(tmp_path) as bench:
+    async with calling_bench(tmp_path) as bench:
         bench.says(said, "Never mind.")
         stream, events = await bench.begin(1)
         start = bench.start(user("Stop."), turn_id="t2")
@@ -327,11 +207,11 @@ async def test_an_interrupted_turn_keeps_the_calls_that_were_told(
 async def test_a_reader_inside_of_a_turn_with_calls_starts_over_behind_a_restart(
     tmp_path: Path,
 ) -> None:
-    async with serving(tmp_path) as bench:
+    async with calling_bench(tmp_path) as bench:
         bench.says(BOTH)
         events = await bench.run()
         left = copy_left_behind(Path(bench.server.config.store.path))
-    async with serving(tmp_path, create=False, store=left) as bench:
+    async with calling_bench(tmp_path, create=False, store=left) as bench:
         whole = fold_turn(await bench.follow())
         for event in events[2:-1]:
             again = await bench.follow(after_sequence=event.sequence, epoch=event.epoch)

@@ -1,0 +1,35 @@
+"""A model that asks a tool of the caller's before it answers."""
+
+import sys
+
+from antiphon.v1.session_pb2 import Session
+
+from antiphon_client import SyncClient, tool
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+
+def weather(arguments):
+    """Stands for a service that knows."""
+    return {"city": arguments["city"], "celsius": 21}
+
+
+def main(target="127.0.0.1:50051"):
+    """Asks, answers the calls that come, and prints what is said."""
+    settings = Session(tools=[tool("weather", "Tells how warm it is in a city.", CITY)])
+    with SyncClient(target) as client, client.new_session(settings) as session:
+        for turn in session.use_tools("How warm is it in Bern?", {"weather": weather}):
+            for piece in turn.text():
+                print(piece, end="", flush=True)
+            for call in turn.tool_calls:
+                print(f"[{call.tool_name} {call.arguments_json}]")
+    print()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
