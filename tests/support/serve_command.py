@@ -1,5 +1,6 @@
 """`antiphon serve` as people run it: a process of its own, with its engine's below it."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+_BY_FORKS = Path(__file__).with_name("serve_by_forks.py")
 
 
 @dataclass
@@ -45,9 +48,14 @@ class Runner:
     Flags of a start win over all of that.
     """
 
-    def __init__(self, directory: Path, checkpoint: Path) -> None:
+    def __init__(
+        self, directory: Path, checkpoint: Path, engine_command: Sequence[str] | None
+    ) -> None:
         self.directory = directory
         self.checkpoint = checkpoint
+        self._antiphon = [sys.executable, "-m", "antiphon_cli.main"]
+        if engine_command:
+            self._antiphon = [sys.executable, "-P", str(_BY_FORKS), json.dumps(engine_command)]
         self.commands: list[Command] = []
 
     def start(
@@ -64,7 +72,7 @@ class Runner:
         process = subprocess.Popen(
             [
                 *("sh", "-c", f'exec "$@" {streams}', "sh"),
-                *(sys.executable, "-m", "antiphon_cli.main", "serve"),
+                *(*self._antiphon, "serve"),
                 *("--model", str(self.checkpoint), "--store", str(store)),
                 *("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"),
                 *("--set", "engine.kv_cache_tokens=4096", "--set", "engine.num_threads=1"),
@@ -93,9 +101,19 @@ def _environment() -> dict[str, str]:
 
 
 @contextmanager
-def serve_runner(directory: Path, checkpoint: Path) -> Iterator[Runner]:
-    """Yields a runner, and ends the servers that still run when the block does."""
-    made = Runner(directory, checkpoint)
+def serve_runner(
+    directory: Path, checkpoint: Path, *, engine_command: Sequence[str] | None = None
+) -> Iterator[Runner]:
+    """Yields a runner, and ends the servers that still run when the block does.
+
+    Args:
+        directory: Where the servers run.
+        checkpoint: The directory of their model.
+        engine_command: Runs their engines, such as `forked("antiphon_engine")`; None: the command
+            that people run. One that forks spares seconds of imports for each start, but its
+            process ids are those of launchers: they can be killed, and not be halted.
+    """
+    made = Runner(directory, checkpoint, engine_command)
     try:
         yield made
     finally:

@@ -3,7 +3,7 @@
 import argparse
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module, metadata
 from typing import Final, Protocol, cast
 
@@ -55,8 +55,13 @@ class Command(Protocol):
         """Does the work and returns the exit status."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command that `argv` names and returns its exit status."""
+def main(argv: Sequence[str] | None = None, *, load: Callable[[str], Command] | None = None) -> int:
+    """Runs the command that `argv` names and returns its exit status.
+
+    Args:
+        argv: The words of the command line; None: this process's.
+        load: Returns a command by its name; None: its module.
+    """
     prepare()
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
@@ -70,13 +75,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = f"did you mean `antiphon {near[0]}`?" if near else "`antiphon --help` lists them"
         complain(f"there is no command {words[0]!r}; {hint}")
         return WRONG_USE
-    return _run(words[0], words[1:])
+    return _run(words[0], words[1:], load or _load)
 
 
-def _run(name: str, words: Sequence[str]) -> int:
+def _run(name: str, words: Sequence[str], load: Callable[[str], Command]) -> int:
     if name not in _SERVERS:
         keep_grpc_quiet()
-    command = cast(Command, import_module(f"antiphon_cli.{name}"))
+    command = load(name)
     parser = argparse.ArgumentParser(
         prog=f"antiphon {name}",
         description=command.DESCRIPTION,
@@ -100,6 +105,10 @@ def _run(name: str, words: Sequence[str]) -> int:
         return WRONG_USE
     finally:
         let_go_of_broken()
+
+
+def _load(name: str) -> Command:
+    return cast(Command, import_module(f"antiphon_cli.{name}"))
 
 
 def _usage() -> str:

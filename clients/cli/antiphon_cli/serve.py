@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Sequence
 from importlib import util
 from pathlib import Path
 from typing import Final
@@ -77,8 +78,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Serves, and returns the exit status."""
+def run(arguments: argparse.Namespace, *, engine_command: Sequence[str] | None = None) -> int:
+    """Serves, and returns the exit status.
+
+    Args:
+        arguments: The flags.
+        engine_command: Runs the engine process; None: this Python's engine.
+    """
     if arguments.quantization is not None:
         complain("--quantization: this release can't quantize; leave it out")
         return WRONG_USE
@@ -104,7 +110,8 @@ def run(arguments: argparse.Namespace) -> int:
     from antiphon_server import serve
     from antiphon_server.service_notices import ServiceNotices
 
-    return serve.run(config, notices=ServiceNotices.from_environment(os.environ))
+    notices = ServiceNotices.from_environment(os.environ)
+    return serve.run(config, engine_command=engine_command, notices=notices)
 
 
 def _sets(arguments: argparse.Namespace) -> list[str]:

@@ -25,6 +25,7 @@ from antiphon.v1.types_pb2 import (
 from google.protobuf.empty_pb2 import Empty
 
 from support.answers import LIMIT_S, fold_turn
+from support.engine_zygote import forked
 from support.serve_command import Command, serve_runner
 from support.server import RunningServer, details_of
 from support.session_rows import user
@@ -156,7 +157,8 @@ async def test_a_crash_does_not_begin_a_grammar_anew(tmp_path: Path, tiny_checkp
         *("--set", "sessions.checkpoint_interval_s=0.05"),
     )
     start = guided("t1", Constraint(regex=LONG))
-    with serve_runner(tmp_path, tiny_checkpoint) as runner:
+    engine_command = forked("antiphon_engine")
+    with serve_runner(tmp_path, tiny_checkpoint, engine_command=engine_command) as runner:
         command = runner.start(*flags)
         async with connected(command) as client:
             calm = fold_turn(await events_of_turn(client, await new_session(client), start))

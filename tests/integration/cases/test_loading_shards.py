@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from support.canary import Canary
+from support.engine_zygote import forked
 from support.greedy_reference import reference_outputs, served_outputs
 from support.real_server import real_server
 from support.serve_command import Runner, serve_runner
@@ -34,7 +35,8 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory, sharded: Path) -> Iterator[Runner]:
-    with serve_runner(tmp_path_factory.mktemp("served"), sharded) as made:
+    directory, engine_command = tmp_path_factory.mktemp("served"), forked("antiphon_engine")
+    with serve_runner(directory, sharded, engine_command=engine_command) as made:
         yield made
 
 

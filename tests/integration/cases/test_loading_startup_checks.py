@@ -24,6 +24,7 @@ from antiphon.v1.session_pb2 import (
 from antiphon.v1.types_pb2 import ChatMessage, GenerationConfig, Item, Prompt, Role
 from google.protobuf.message import Message
 
+from support.engine_zygote import forked
 from support.serve_command import Command, Runner, serve_runner
 from support.server import RunningServer, details_of
 from support.tiny_checkpoints import CONTEXT_TOKENS, TinyModel, make_checkpoint
@@ -36,7 +37,8 @@ LIMIT_S = 60.0
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     directory = tmp_path_factory.mktemp("served")
     checkpoint = save_byte_level_tokenizer(make_checkpoint(directory / "tiny"))
-    with serve_runner(directory, checkpoint) as made:
+    engine_command = forked("antiphon_engine")
+    with serve_runner(directory, checkpoint, engine_command=engine_command) as made:
         yield made
 
 

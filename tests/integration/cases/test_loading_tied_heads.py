@@ -12,6 +12,7 @@ import torch
 from antiphon.v1.inference_pb2_grpc import InferenceServiceStub
 from safetensors.torch import load_file, save_file
 
+from support.engine_zygote import forked
 from support.greedy_reference import greedy_request, reference_outputs
 from support.serve_command import Command, serve_runner
 from support.tiny_checkpoints import TinyModel, make_checkpoint, prompts
@@ -64,7 +65,8 @@ class Started:
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     directory = tmp_path_factory.mktemp("tied")
     tied = save_byte_level_tokenizer(make_checkpoint(directory / "tied", TinyModel(tied=True)))
-    with serve_runner(directory, tied) as runner:
+    engine_command = forked("antiphon_engine")
+    with serve_runner(directory, tied, engine_command=engine_command) as runner:
         commands = {}
         for change in (as_it_is, add_the_same_head, add_another_head, untie_without_a_head):
             name = change.__name__

@@ -25,6 +25,7 @@ from antiphon.v1.types_pb2 import GenerationConfig, StopConditions
 from antiphon_engine.api.link import EngineLink
 from support.answers import LIMIT_S
 from support.canary import Canary
+from support.engine_zygote import forked
 from support.real_server import real_server
 from support.serve_command import Command, Runner, serve_runner
 from support.session_rows import user
@@ -80,7 +81,8 @@ async def connected(runner: Runner) -> AsyncIterator[tuple[Command, Client]]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def lives(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Lives:
     directory = tmp_path_factory.mktemp("lives")
-    with serve_runner(directory, tiny_checkpoint) as runner:
+    engine_command = forked("antiphon_engine")
+    with serve_runner(directory, tiny_checkpoint, engine_command=engine_command) as runner:
         async with connected(runner) as (command, client):
             session = await new_session(client, instructions=INSTRUCTIONS)
             runs = await ask_all(client, session, QUESTIONS[:2])

@@ -12,6 +12,7 @@ from antiphon.v1 import admin_pb2, admin_pb2_grpc, model_pb2, model_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from support.certificates import Authority, Pair
+from support.engine_zygote import forked
 from support.serve_command import Command, Runner, serve_runner
 from support.tenants import bearer, token_entry, write_tokens
 from support.tiny_checkpoints import make_checkpoint
@@ -37,7 +38,8 @@ class Made:
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     directory = tmp_path_factory.mktemp("served")
     checkpoint = save_byte_level_tokenizer(make_checkpoint(directory / "tiny"))
-    with serve_runner(directory, checkpoint) as made:
+    engine_command = forked("antiphon_engine")
+    with serve_runner(directory, checkpoint, engine_command=engine_command) as made:
         yield made
 
 

@@ -11,6 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from support.engine_zygote import forked
 from support.serve_command import Command, Runner, serve_runner
 from support.tiny_checkpoints import make_checkpoint
 from support.tiny_tokenizers import save_byte_level_tokenizer
@@ -45,7 +46,8 @@ class OverSocket:
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     directory = tmp_path_factory.mktemp("served")
     checkpoint = save_byte_level_tokenizer(make_checkpoint(directory / "tiny"))
-    with serve_runner(directory, checkpoint) as made:
+    engine_command = forked("antiphon_engine")
+    with serve_runner(directory, checkpoint, engine_command=engine_command) as made:
         yield made
 
 
