@@ -160,20 +160,21 @@ async def measure_hostile(client: Client, prompts: Prompts, args: argparse.Names
     for task in watched:
         task.cancel()
     await asyncio.gather(*watched, return_exceptions=True)
-    worst = [(name, _longest_gap(lines, begin, end), done) for name, begin, end, done in spans]
-    usual_s = max(gap_s for name, gap_s, _ in worst if name == "ordinary")
-    for name, gap_s, done in worst:
-        print(f"{name:32} {gap_s * 1e3:8.1f} ms  {done.end} {done.message[:90]}")
-    hostile_s = max(gap_s for name, gap_s, _ in worst if name != "ordinary")
-    return {
-        "longest_gap_beside_ordinary_ms": round(usual_s * 1e3, 1),
-        "longest_gap_beside_hostile_ms": round(hostile_s * 1e3, 1),
-        "hostile_delay_ms": round((hostile_s - usual_s) * 1e3, 1),
-    }
+    ordinary_s, hostile_s = list[float](), list[float]()
+    for name, begin_s, end_s, done in spans:
+        gaps_s = [gap for line in lines for gap in line.gaps_s(begin_s, end_s)]
+        print(f"{name:32} {max(gaps_s) * 1e3:8.1f} ms  {done.end} {done.message[:90]}")
+        (ordinary_s if name == "ordinary" else hostile_s).extend(gaps_s)
+    figures = {}
+    for kind, all_s in (("ordinary", ordinary_s), ("hostile", hostile_s)):
+        figures[f"p99_gap_beside_{kind}_ms"] = round(_percentile(all_s, 0.99) * 1e3, 1)
+        figures[f"longest_gap_beside_{kind}_ms"] = round(max(all_s) * 1e3, 1)
+    figures["hostile_delay_ms"] = round((max(hostile_s) - max(ordinary_s)) * 1e3, 1)
+    return figures
 
 
-def _longest_gap(lines: Sequence[Streamed], begin_s: float, end_s: float) -> float:
-    return max((gap for line in lines for gap in line.gaps_s(begin_s, end_s)), default=0.0)
+def _percentile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[int(share * (len(values) - 1))]
 
 
 async def measure_truth(client: Client, args: argparse.Namespace) -> Figures:

@@ -76,7 +76,8 @@ def check_rules_end(text: str, *, max_depth: int) -> None:
         rules[name], places[name] = reader.read(), tokens[start].start
     if _ROOT not in rules:
         raise UnsupportedConstraintError(place_in(text, 0), "there is no rule 'root' to start with")
-    endless = _reachable(rules) - _ending(rules)
+    # Also of rules that nothing leads to: the backend reads them all, and may never come back.
+    endless = rules.keys() - _ending(rules)
     if endless:
         name = min(endless, key=places.__getitem__)
         message = f"the rule {name!r} has no end: every way through it leads into it again"
@@ -167,25 +168,6 @@ class _RuleReader:
         text = self._tokens[self._next].text
         self._next += 1
         return text in "*?" or (text[0] == "{" and int(text[1:-1].split(",")[0]) == 0)
-
-
-def _names(group: _Group) -> Iterator[str]:
-    for way in group.ways:
-        for part in way:
-            if isinstance(part.item, str):
-                yield part.item
-            else:
-                yield from _names(part.item)
-
-
-def _reachable(rules: dict[str, _Group]) -> set[str]:
-    found, left = {_ROOT}, [_ROOT]
-    while left:
-        for name in _names(rules[left.pop()]):
-            if name in rules and name not in found:
-                found.add(name)
-                left.append(name)
-    return found
 
 
 def _ending(rules: dict[str, _Group]) -> set[str]:

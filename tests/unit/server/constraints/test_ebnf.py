@@ -19,7 +19,7 @@ from antiphon_server.constraints.refusals import (
         'root ::= ""',
         'root ::= "\\"" [^"\\]\\\\]* "#"',
         'root ::= a-1.b_c\na-1.b_c ::= "x"',
-        'root ::= "a"\nunused ::= unused',
+        'root ::= "a"\nunused ::= "b"',
         'root ::= one{0,4}\none ::=\n  "1"\n  | "2"',
     ],
 )
@@ -34,6 +34,7 @@ def test_grammars_whose_rules_end_are_taken(text: str) -> None:
         ('root ::= "a" | b\nb ::= "b" b', "line 2, column 1", "'b' has no end"),
         ('root ::= "a" b*\nb ::= "b" c\nc ::= b', "line 2, column 1", "'b' has no end"),
         ('root ::= ("a" | (b))\nb ::= (b | b "c")+', "line 2, column 1", "'b' has no end"),
+        ('root ::= "a"\nunused ::= "" unused{2,}', "line 2, column 1", "'unused' has no end"),
         ('root ::= "a', "line 1, column 10", "no end"),
         ("root ::= [a", "line 1, column 10", "no end"),
         ('root ::= ("a"', "line 1, column 10", "no end"),
