@@ -59,9 +59,10 @@ test-device: setup    ## Runs the tests that need an accelerator
 stress: setup    ## Runs the tests with random lives 25 times as often: minutes
 	$(BIN)/pytest --scale 25 --timeout 1200 tests/integration/cases/test_scheduling_cancellations.py \
 	  tests/integration/cases/test_scheduling_unwritten_blocks.py \
-	  tests/integration/engine/test_engine_link.py tests/property/test_core_determinism.py \
+	  tests/integration/engine/test_engine_link.py tests/integration/engine/test_guided_matrix.py \
+	  tests/property/test_core_determinism.py \
 	  tests/property/test_core_metamorphic.py tests/property/test_core_properties.py \
-	  tests/property/test_schema_promises.py $(ARGS)
+	  tests/property/test_language_promises.py tests/property/test_schema_promises.py $(ARGS)
 
 torture: setup   ## Kills a server KILLS (2000) times while CLIENTS (6) talk to it; REAL=1: with the real engine; SERVERS=…; SEED=…
 	$(BIN)/python tests/torture/run.py --kills $(KILLS) --clients $(CLIENTS) \

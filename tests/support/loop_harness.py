@@ -5,7 +5,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.frames import encode_frame, front_end_reader
@@ -27,6 +27,9 @@ from antiphon_engine.api.messages import (
 )
 from antiphon_engine.api.process import EngineLogging, EngineStart
 from antiphon_engine.engine_process import LoadedModel, loop_settings, make_parts
+from antiphon_engine.grammar.base import mask_words
+from antiphon_engine.grammar.filling import MaskFiller
+from antiphon_engine.guidance import Guidance
 from antiphon_engine.link import FrontEndLink
 from antiphon_engine.loop import EngineLoop
 from support.scripted_engine import Script, load_scripted
@@ -171,14 +174,26 @@ def running_loop(
 
 @contextmanager
 def running_loop_of(
-    model: LoadedModel, config: EngineConfig, *, checkpoint: str = "scripted"
+    model: LoadedModel,
+    config: EngineConfig,
+    *,
+    checkpoint: str = "scripted",
+    filler: type[MaskFiller] = MaskFiller,
 ) -> Iterator[LoopHarness]:
-    """A fresh loop; its sockets are closed afterwards."""
+    """A fresh loop, whose masks are made by `filler`; its sockets are closed afterwards."""
     front_end, engine_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     # Nobody reads while the loop steps: all that it says between two looks must fit.
     engine_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
     start = EngineStart(config=config, checkpoint=checkpoint, logging=EngineLogging())
     parts = make_parts(start, model)
+    if filler is not MaskFiller:
+        made = filler(
+            num_rows=config.max_rows,
+            num_words=mask_words(model.facts.vocabulary_size),
+            num_threads=2,
+            step_limit_s=60.0,
+        )
+        parts = replace(parts, guidance=Guidance(parts.requests, made))
     with front_end, engine_end:
         loop = EngineLoop(parts, FrontEndLink(engine_end), loop_settings(config))
         try:
