@@ -197,6 +197,8 @@ class TelemetryConfig:
     """As what the server shows there."""
     otlp_endpoint: str = ""
     """The collector, by OTLP over gRPC: http://HOST:PORT, or https for TLS; empty: none."""
+    traces: bool = True
+    """Whether traces go to a collector, where one is named."""
     traces_endpoint: str = ""
     """Where traces go in place of otlp_endpoint."""
     sampler: str = "parentbased_traceidratio"

@@ -32,6 +32,7 @@ REQUEST_ID_KEY: Final = "x-request-id"
 RECHECK_INTERVAL_S: Final = 1.0
 """How long a stream goes on telling at most after its credential was taken back."""
 
+_DEADLINE_SLACK_S: Final = 0.05
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 _OWN_PREFIX: Final = "/antiphon.v1."
 _REFLECTION_PREFIX: Final = "/grpc.reflection."
@@ -314,7 +315,9 @@ class _Call:
         code = self._context.code()
         if isinstance(code, grpc.StatusCode) and code is not grpc.StatusCode.OK:
             return code
-        if self._deadline_s is not None and self._deadline_s <= time.monotonic():
+        # The caller's own clock for it may be a little ahead.
+        latest_s = time.monotonic() + _DEADLINE_SLACK_S
+        if self._deadline_s is not None and self._deadline_s <= latest_s:
             return grpc.StatusCode.DEADLINE_EXCEEDED
         return grpc.StatusCode.CANCELLED
 

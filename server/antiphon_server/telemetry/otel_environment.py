@@ -22,9 +22,12 @@ SAMPLERS: Final = (
 
 _KEYS: Final[Mapping[str, str]] = {
     "OTEL_SERVICE_NAME": "telemetry.service_name",
-    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "telemetry.traces_endpoint",
     "OTEL_TRACES_SAMPLER": "telemetry.sampler",
     "OTEL_TRACES_SAMPLER_ARG": "telemetry.sample_ratio",
+}
+_ENDPOINTS: Final[Mapping[str, str]] = {
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "telemetry.otlp_endpoint",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "telemetry.traces_endpoint",
 }
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
 _SCHEMES: Final = ("http://", "https://")
@@ -47,12 +50,19 @@ def from_otel_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str
                 f"{variable} is {protocol!r:.100}; this release exports over grpc only: set that,"
                 " with the collector's gRPC port, usually 4317"
             )
-    if endpoint := environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""):
-        yield "OTEL_EXPORTER_OTLP_ENDPOINT", "telemetry.otlp_endpoint", _with_scheme(endpoint)
+    exporter = environ.get("OTEL_TRACES_EXPORTER", "")
+    if exporter not in ("", "otlp", "none"):
+        raise StartupError(f"OTEL_TRACES_EXPORTER is {exporter!r:.100}; set otlp or none")
+    if exporter == "none":
+        yield "OTEL_TRACES_EXPORTER", "telemetry.traces", False
+    for variable, key in _ENDPOINTS.items():
+        if endpoint := environ.get(variable, ""):
+            is_plain = environ.get(variable.replace("ENDPOINT", "INSECURE"), "").lower() == "true"
+            yield variable, key, _with_scheme(endpoint, is_plain=is_plain)
     yield from _named_resource(environ.get("OTEL_RESOURCE_ATTRIBUTES", ""))
     for variable, key in _KEYS.items():
         if value := environ.get(variable, ""):
-            yield variable, key, _with_scheme(value) if key.endswith("endpoint") else value
+            yield variable, key, value
 
 
 def _named_resource(attributes: str) -> Iterator[tuple[str, str, object]]:
@@ -74,6 +84,8 @@ def check_endpoints(config: TelemetryConfig) -> None:
             )
 
 
-def _with_scheme(endpoint: str) -> str:
-    """Returns an endpoint as settings have it; one without a scheme is taken as encrypted."""
-    return endpoint if "://" in endpoint else f"https://{endpoint}"
+def _with_scheme(endpoint: str, *, is_plain: bool) -> str:
+    """Returns an endpoint as settings have it: one without a scheme gets that of its transport."""
+    if "://" in endpoint:
+        return endpoint
+    return f"{'http' if is_plain else 'https'}://{endpoint}"

@@ -4,6 +4,7 @@ import uuid
 from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
+from antiphon_engine.api.errors import StartupError
 from antiphon_server.config import TelemetryConfig
 from antiphon_server.telemetry import conventions
 from antiphon_server.telemetry.exporter_log import LineAMinute, limit_exporter_logs
@@ -20,12 +21,16 @@ _DECIDED: Final = (conventions.SERVICE_NAME,)
 
 
 def new_telemetry(config: TelemetryConfig) -> Telemetry:
-    """Returns what the settings ask for; nothing of OpenTelemetry is loaded where that is none."""
+    """Returns what the settings ask for; nothing of OpenTelemetry is loaded where that is none.
+
+    Raises:
+        StartupError: what an OTEL_ variable says of an exporter can't be used.
+    """
     figures = TelemetryFigures()
     sinks: list[RecordSink] = []
     places = None
     endpoint = config.traces_endpoint or config.otlp_endpoint
-    if config.enabled and endpoint:
+    if config.enabled and config.traces and endpoint:
         sinks.append(_new_span_export(config, endpoint, figures))
         places = SpanPlaces(head_sampling(config))
     return Telemetry(
@@ -68,8 +73,12 @@ def _new_span_export(
     from antiphon_server.telemetry.span_export import ExportBounds, SpanExport
 
     limit_exporter_logs(LineAMinute())
+    try:
+        exporter = OTLPSpanExporter(endpoint=endpoint)
+    except (OSError, ValueError) as error:  # Its own variables: a time-out, a certificate.
+        raise StartupError(f"traces can't be sent to {endpoint}: {error}") from error
     return SpanExport(
-        OTLPSpanExporter(endpoint=endpoint),
+        exporter,
         new_resource(config),
         bounds=ExportBounds(max_waiting_records=config.max_waiting_records),
         figures=figures,

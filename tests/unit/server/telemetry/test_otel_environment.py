@@ -28,6 +28,7 @@ def loaded(environ: Mapping[str, str], *sets: str) -> TelemetryConfig:
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4317", "otlp_endpoint", "http://c:4317"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "c:4317", "otlp_endpoint", "https://c:4317"),
         ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://t:1", "traces_endpoint", "http://t:1"),
+        ("OTEL_TRACES_EXPORTER", "none", "traces", False),
         ("OTEL_SERVICE_NAME", "mine", "service_name", "mine"),
         ("OTEL_RESOURCE_ATTRIBUTES", "a=b,service.name=my%20own", "service_name", "my own"),
         ("OTEL_TRACES_SAMPLER", "always_off", "sampler", "always_off"),
@@ -38,6 +39,12 @@ def loaded(environ: Mapping[str, str], *sets: str) -> TelemetryConfig:
 )
 def test_a_standard_variable_makes_a_setting(variable, value, name, expected):
     assert getattr(loaded({variable: value}), name) == expected
+
+
+def test_an_endpoint_without_a_scheme_is_plain_where_that_was_asked_for():
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "c:4317", "OTEL_EXPORTER_OTLP_INSECURE": "true"}
+
+    assert loaded(environ).otlp_endpoint == "http://c:4317"
 
 
 def test_the_projects_own_settings_win():
@@ -56,6 +63,7 @@ def test_the_projects_own_settings_win():
     ("environ", "sets", "told"),
     [
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, (), "OTEL_EXPORTER_OTLP_PROTOCOL"),
+        ({"OTEL_TRACES_EXPORTER": "console"}, (), "OTEL_TRACES_EXPORTER"),
         ({"OTEL_TRACES_SAMPLER": "jaeger_remote"}, (), "OTEL_TRACES_SAMPLER"),
         ({"OTEL_TRACES_SAMPLER_ARG": "2"}, (), "OTEL_TRACES_SAMPLER_ARG"),
         ({}, ("telemetry.otlp_endpoint=c:4317",), "http:// or https://"),
@@ -67,9 +75,11 @@ def test_what_cannot_be_done_is_refused_by_its_source(environ, sets, told):
 
 
 def test_nothing_is_told_where_no_collector_is_named_or_all_is_switched_off():
-    named = TelemetryConfig(otlp_endpoint="http://127.0.0.1:1", enabled=False)
+    endpoint = "http://127.0.0.1:1"
+    all_off = TelemetryConfig(otlp_endpoint=endpoint, enabled=False)
+    traces_off = TelemetryConfig(otlp_endpoint=endpoint, traces=False)
 
-    for config in (TelemetryConfig(), named):
+    for config in (TelemetryConfig(), all_off, traces_off):
         telemetry = new_telemetry(config)
         assert (list(telemetry.sinks), telemetry.places) == ([], None)
 
