@@ -20,6 +20,7 @@ FLAG_PENALTIES: Final[int]
 FLAG_BIAS: Final[int]
 FLAG_MIN_TOKENS: Final[int]
 FLAG_GUIDED: Final[int]
+FLAG_PROMPT_LOGPROBS: Final[int]
 
 # Fields of StepBuffers.header.
 HEADER_NUM_ROWS: Final[int]
@@ -216,6 +217,7 @@ class EngineCore:
         retention_priority: int = 50,
         retention_us: int = 0,
         arrival_ns: int = 0,
+        num_reusable: int = 2147483647,
     ) -> int:
         """Queues a request and returns its handle, which is never 0. Copies the arrays.
 
@@ -225,6 +227,8 @@ class EngineCore:
         stay cached with `retention_priority`, 0 (first to go) to 100, which falls to 0 after
         `retention_us` microseconds without use (0: never). Hints all: memory pressure always wins.
         `arrival_ns` is only told again by `times`.
+        Of its tokens the first `num_reusable` at most are taken from the cache; the others are
+        computed once by the request itself.
 
         Raises:
             ValueError: the prompt is empty, or prompt and one output token exceed the context, or

@@ -29,10 +29,11 @@ from antiphon_engine.grammar.base import mask_words
 from antiphon_engine.grammar.filling import MaskFiller
 from antiphon_engine.grammar.preparing import GuideMaker
 from antiphon_engine.guidance import Guidance
+from antiphon_engine.likeliest import MAX_TOP_LOGPROBS
 from antiphon_engine.link import FrontEndGoneError, FrontEndLink
 from antiphon_engine.loop import EngineLoop, EngineParts, LoopSettings
 from antiphon_engine.requests import Requests
-from antiphon_engine.sampler import MAX_TOP_LOGPROBS, Sampler, sampling_flags
+from antiphon_engine.sampler import Sampler, sampling_flags
 from antiphon_engine.step_executor import StepExecutor
 
 _log = structlog.get_logger(__name__)

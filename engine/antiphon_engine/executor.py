@@ -3,7 +3,7 @@
 A step is computed from the plan's arrays and the slot tables alone, so that a plan can be replayed
 elsewhere. On CUDA a step is launched, not waited for: `wait` does that.
 
-Shape suffixes: T tokens of a step, R its rows, S its sampled rows, V vocabulary.
+Shape suffixes: T tokens of a step, R its rows, S its sampled rows, H hidden size, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -31,9 +31,17 @@ from antiphon_engine.model.batch import StepBatch
 from antiphon_engine.model.config import ModelConfig, parse_model_config
 from antiphon_engine.model.partition import Partition
 from antiphon_engine.model.registry import default_registry
+from antiphon_engine.prompt_scores import (
+    SLICE_COPIES,
+    ScoredTokens,
+    TokenScores,
+    score_tokens,
+    slice_tokens,
+)
 from antiphon_engine.slot_tables import SlotTables
 from antiphon_engine.step_executor import StepBuffers, make_buffers
 
+_NO_TOKENS = torch.empty(0)
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -45,6 +53,8 @@ class _Launch:
     computed: Fence
     tokens: NDArray[np.int32]
     """[S] int32, complete behind `computed`."""
+    hidden_TH: Tensor
+    """What the model made of the step's tokens; until the launch ends."""
 
 
 class Executor:
@@ -102,13 +112,29 @@ class Executor:
         step = self._buffer_sets[set_index]
         header = step["header"]
         copied = self._copy(step["copy_ops"][: header[_native.HEADER_NUM_COPIES]])
-        self._launches[set_index] = _Launch(copied, PassedFence(), np.zeros(0, np.int32))
+        launch = _Launch(copied, PassedFence(), np.zeros(0, np.int32), _NO_TOKENS)
+        self._launches[set_index] = launch
         self._slots.change_blocks(step["table_delta"][: header[_native.HEADER_NUM_TABLE_DELTAS]])
         if not header[_native.HEADER_NUM_ROWS]:
             return torch.empty(
                 (0, self.model_config.vocabulary_size), device=self.device.torch_device
             )
-        return self._model.logits(self._batch(step))
+        launch.hidden_TH = self._model.hidden_states(self._batch(step))
+        sample_rows_S = step["sample_rows"][: header[_native.HEADER_NUM_SAMPLES]]
+        return self._model.logits(launch.hidden_TH[self.device.upload(sample_rows_S).long()])
+
+    @torch.inference_mode()
+    def score(self, set_index: int, scored: ScoredTokens) -> TokenScores:
+        """See StepExecutor."""
+        launch = self._launches[set_index]
+        assert launch is not None
+        return score_tokens(
+            self._model.logits,
+            launch.hidden_TH,
+            scored,
+            vocabulary_size=self.model_config.vocabulary_size,
+            device=self.device,
+        )
 
     @torch.inference_mode()
     def store_tokens(self, set_index: int, tokens: Tensor) -> None:
@@ -120,6 +146,7 @@ class Executor:
         if len(sampled):
             slots = self.device.upload(step["slot"][sampled].astype(np.int64))
             self._slots.set_last_tokens(slots, tokens)
+        launch.hidden_TH = _NO_TOKENS
         launch.tokens = self.device.download(tokens, np.int32)
         launch.computed = self.device.fence()
 
@@ -140,7 +167,6 @@ class Executor:
     def _batch(self, step: StepBuffers) -> StepBatch:
         num_rows = int(step["header"][_native.HEADER_NUM_ROWS])
         num_tokens = int(step["header"][_native.HEADER_NUM_TOKENS])
-        num_samples = int(step["sample_indptr"][num_rows])
         upload = self.device.upload
         longest = int(step["kv_len"][:num_rows].max())
         rows = StepRows(
@@ -159,7 +185,6 @@ class Executor:
                 upload(step["input_ids"][:num_tokens]), upload(step["gather_slot"][:num_tokens])
             ),
             positions_T=upload(step["positions"][:num_tokens]).long(),
-            sample_rows_S=upload(step["sample_rows"][:num_samples]).long(),
             attention=self._attention.prepare(rows, self._kv),
         )
 
@@ -189,6 +214,8 @@ def _plan_memory(
     # On CUDA draws sort whole rows: ids and sums in double precision lie beside the logits.
     copies = 8 if device.is_cuda else 1
     logits = copies * config.max_rows * model.vocabulary_size
+    num_scored = min(slice_tokens(model.vocabulary_size), config.max_step_tokens)
+    logits += SLICE_COPIES * num_scored * model.vocabulary_size
     needs = MemoryNeeds(
         weights_bytes=model.num_parameters() * dtype.itemsize,
         kv_token_bytes=2 * model.num_layers * num_kv_heads * model.head_dim * dtype.itemsize,

@@ -38,10 +38,11 @@ from antiphon_engine.api.messages import (
 from antiphon_engine.arrivals import Arrivals
 from antiphon_engine.guidance import Guidance, has_guided_rows
 from antiphon_engine.link import FrontEndGoneError, FrontEndLink
+from antiphon_engine.prompt_reports import PromptReports, StepReport, scored_tokens
 from antiphon_engine.requests import Requests
-from antiphon_engine.sampler import RowLogprobs, Sampled, Sampler
+from antiphon_engine.sampler import Sampled, Sampler
 from antiphon_engine.step_executor import StepBuffers, StepExecutor
-from antiphon_engine.step_news import collect_news
+from antiphon_engine.step_news import StepLogprobs, collect_news
 
 _log = structlog.get_logger(__name__)
 
@@ -88,7 +89,7 @@ class _Flight:
 
     step_id: int
     set_index: int
-    logprobs: RowLogprobs | None
+    logprobs: StepLogprobs
     late_rows: NDArray[np.int64]
     """Those that bring no token, since their masks were not there."""
     start_ns: int
@@ -112,6 +113,7 @@ class EngineLoop:
         self._requests = parts.requests
         self._arrivals = parts.arrivals
         self._guidance = parts.guidance
+        self._reports = PromptReports(parts.requests)
         self._link = link
         self._settings = settings
         self._clock_ns = clock_ns
@@ -251,12 +253,13 @@ class EngineLoop:
         planned_ns = self._clock_ns()
         self._assign_slots(plan)
         sampled, late_rows = self._compute(set_index, plan)
+        logprobs = StepLogprobs(rows=sampled.logprobs, prompts=self._score(set_index, plan))
         self._executor.store_tokens(set_index, sampled.tokens)
         self._flights.append(
             _Flight(
                 step_id=step_id,
                 set_index=set_index,
-                logprobs=sampled.logprobs,
+                logprobs=logprobs,
                 late_rows=late_rows,
                 start_ns=start_ns,
                 plan_time_ns=planned_ns - start_ns,
@@ -283,6 +286,13 @@ class EngineLoop:
         for failure in guided.failed:
             self._link.send(failure)
         return self._sampler.sample(logits, plan, guided.masks), guided.late_rows
+
+    def _score(self, set_index: int, plan: StepBuffers) -> StepReport | None:
+        """Has the tokens of prompts scored where somebody wants that."""
+        parts = self._reports.parts_of(plan)
+        if not parts:
+            return None
+        return StepReport(parts=parts, scores=self._executor.score(set_index, scored_tokens(parts)))
 
     def _retire(self, flight: "_Flight") -> None:
         """Waits for a step, commits it and tells what it brought."""

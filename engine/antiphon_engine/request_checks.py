@@ -90,11 +90,13 @@ def _limits_fault(request: GenerationRequest) -> str:
         return f"min_output_tokens is {stop.min_output_tokens}; at most {stop.max_output_tokens}."
     if not 0 <= request.priority <= 100:
         return f"priority is {request.priority}; it must be from 0 to 100."
-    return _hints_fault(request)
+    return _numbers_fault(request)
 
 
-def _hints_fault(request: GenerationRequest) -> str:
+def _numbers_fault(request: GenerationRequest) -> str:
     for name, value, largest in (
+        ("prompt_logprobs", request.prompt_logprobs or 0, _MAX_INT32),
+        ("num_told_positions", request.num_told_positions, _MAX_INT32),
         ("session", request.session, _MAX_UINT64),
         ("retention_priority", request.retention_priority, 100),
         ("retention_us", request.retention_us, _MAX_INT64),

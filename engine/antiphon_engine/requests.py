@@ -56,6 +56,8 @@ class ActiveRequest:
     """One for each output, where something holds for its tokens."""
     handles: list[int] = field(default_factory=list)
     """The core's, by output index; 0 where the output has ended."""
+    next_scored: int = 0
+    """The prompt's first position of which nothing is told yet, nor will be by a step in flight."""
     started: bool = False
     """Whether the front end knows of its first step."""
     held: bool = False
@@ -64,6 +66,11 @@ class ActiveRequest:
     def num_resumed(self) -> int:
         """How many of the prompt's last tokens are output."""
         return self.request.num_resumed_tokens
+
+    @property
+    def prompt_size(self) -> int:
+        """How many tokens of the prompt are not output."""
+        return len(self.prompt) - self.num_resumed
 
 
 class Requests:
@@ -132,6 +139,7 @@ class Requests:
                 prompt=np.frombuffer(request.prompt, np.int32),
                 arrival_ns=arrival_ns,
                 guides=guides,
+                next_scored=request.first_untold_position,
             )
             fault = self._submit_outputs(active)
         if fault is None:
@@ -233,8 +241,7 @@ class Requests:
         """
         active = self._live_owner(handle)
         tokens = self._core.tokens(handle) if has_output else active.prompt
-        prompt_size = len(active.prompt) - active.num_resumed
-        return tokens[:prompt_size], tokens[prompt_size:]
+        return tokens[: active.prompt_size], tokens[active.prompt_size :]
 
     def names(self, handles: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
         """Returns the request id and the output index of each of `handles`."""
@@ -280,6 +287,8 @@ class Requests:
         flags = sampling_flags(request) | (_native.FLAG_GUIDED if active.guides else 0)
         try:
             for output_index in range(request.num_outputs):
+                # One tells of the prompt; what it has to tell it must compute itself.
+                tells_prompt = request.tells_prompt and not output_index
                 handle = self._core.submit(
                     active.prompt,
                     scope=scope,
@@ -289,12 +298,13 @@ class Requests:
                     seed=request.sampling.seed,
                     output_index=output_index,
                     priority=request.priority,
-                    flags=flags,
+                    flags=flags | (_native.FLAG_PROMPT_LOGPROBS if tells_prompt else 0),
                     leader=active.handles[0] if output_index else 0,
                     session=0 if output_index else request.session,
                     retention_priority=request.retention_priority,
                     retention_us=request.retention_us,
                     arrival_ns=active.arrival_ns,
+                    num_reusable=(active.next_scored - 1 if tells_prompt else len(active.prompt)),
                 )
                 active.handles.append(handle)
                 self._bind(handle, active, output_index)

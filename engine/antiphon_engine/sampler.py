@@ -19,13 +19,12 @@ from antiphon_engine import _native
 from antiphon_engine.api.messages import GenerationRequest
 from antiphon_engine.device import CPU, Device
 from antiphon_engine.grammar.masking import StepMasks
+from antiphon_engine.likeliest import likeliest
 from antiphon_engine.sampling_draw import FLOOR, DrawParams, draw
 from antiphon_engine.sampling_penalties import Penalties, has_penalties
 from antiphon_engine.sampling_sort import draw_by_sorting
 from antiphon_engine.sampling_tables import SamplingTables
 from antiphon_engine.step_executor import StepBuffers
-
-MAX_TOP_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,12 +195,11 @@ class Sampler:
         tokens: torch.Tensor,
     ) -> RowLogprobs:
         chosen = logprobs_rv.gather(1, tokens[self._device.upload(rows)][:, None])[:, 0]
-        # Always as many, so that which of equals is told never depends on what batch mates ask.
-        top = torch.topk(logprobs_rv, min(MAX_TOP_LOGPROBS, logprobs_rv.shape[1]), dim=-1)
+        top, top_ids = likeliest(logprobs_rv)
         return RowLogprobs(
             rows=step_rows[rows],
             chosen=self._device.download(chosen, np.float32),
             num_top=self._tables.top_logprobs[slots[rows]],
-            top_ids=self._device.download(top.indices.int(), np.int32),
-            top=self._device.download(top.values, np.float32),
+            top_ids=self._device.download(top_ids, np.int32),
+            top=self._device.download(top, np.float32),
         )

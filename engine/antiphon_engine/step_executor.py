@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from antiphon_engine.api.config import EngineConfig
+from antiphon_engine.prompt_scores import ScoredTokens, TokenScores
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
@@ -58,6 +59,12 @@ class StepExecutor(Protocol):
         Returns:
             The logits of the sampled positions, [S, V] float32, on the device. They are the
             caller's to overwrite.
+        """
+
+    def score(self, set_index: int, scored: ScoredTokens) -> TokenScores:
+        """Launches the scoring of tokens of the step that was executed last.
+
+        Comes, if at all, once and before its `store_tokens`.
         """
 
     def store_tokens(self, set_index: int, tokens: torch.Tensor) -> None:

@@ -1,5 +1,7 @@
 """Puts what a step brought, for all its requests, into one message."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from antiphon_engine import _native
@@ -10,6 +12,7 @@ from antiphon_engine.api.messages import (
     StepNews,
     TokenLogprobs,
 )
+from antiphon_engine.prompt_reports import StepReport
 from antiphon_engine.requests import Requests
 from antiphon_engine.sampler import RowLogprobs
 from antiphon_engine.step_executor import StepBuffers
@@ -22,9 +25,18 @@ FINISH_REASONS = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLogprobs:
+    """What a step knows of likelihoods."""
+
+    rows: RowLogprobs | None = None
+    """Of what it drew."""
+    prompts: StepReport | None = None
+
+
 def collect_news(
     plan: StepBuffers,
-    logprobs: RowLogprobs | None,
+    logprobs: StepLogprobs,
     requests: Requests,
     *,
     start_ns: int,
@@ -49,7 +61,8 @@ def collect_news(
         output_indices=output_indices.tobytes(),
         token_ids=plan["tokens"][brought, 0].tobytes(),
         started=_started(plan, requests, num_rows, start_ns),
-        logprobs=_logprobs(plan, logprobs, requests) if logprobs is not None else [],
+        prompt_logprobs=[] if logprobs.prompts is None else logprobs.prompts.messages(plan),
+        logprobs=[] if logprobs.rows is None else _logprobs(plan, logprobs.rows, requests),
         ended=_ended(plan, requests, num_rows),
     )
 

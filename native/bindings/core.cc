@@ -52,6 +52,7 @@ void BindConstants(py::module_& module) {
       {"FLAG_BIAS", kFlagBias},
       {"FLAG_MIN_TOKENS", kFlagMinTokens},
       {"FLAG_GUIDED", kFlagGuided},
+      {"FLAG_PROMPT_LOGPROBS", kFlagPromptLogprobs},
       {"HEADER_NUM_ROWS", kHeaderNumRows},
       {"HEADER_NUM_TOKENS", kHeaderNumTokens},
       {"HEADER_NUM_TABLE_DELTAS", kHeaderNumTableDeltas},
@@ -94,7 +95,8 @@ void BindSubmission(py::class_<PyEngineCore>& core) {
          std::int32_t max_output_tokens, const TokenArray& end_ids, const TokenArray& stop_ids,
          std::uint64_t seed, std::int32_t output_index, std::int32_t priority, std::uint32_t flags,
          std::int32_t adapter, Handle leader, std::uint64_t session,
-         std::int32_t retention_priority, std::int64_t retention_us, std::int64_t arrival_ns) {
+         std::int32_t retention_priority, std::int64_t retention_us, std::int64_t arrival_ns,
+         std::int32_t num_reusable) {
         return self.core().Submit(
             {.prompt = ToSpan(prompt, "prompt"),
              .scope = scope,
@@ -109,13 +111,14 @@ void BindSubmission(py::class_<PyEngineCore>& core) {
              .leader = leader,
              .session = session,
              .retention = {.priority = retention_priority, .duration_us = retention_us},
-             .arrival_ns = arrival_ns});
+             .arrival_ns = arrival_ns,
+             .num_reusable = num_reusable});
       },
       py::arg("prompt").noconvert(), py::kw_only(), "scope"_a, "max_output_tokens"_a,
       py::arg("end_ids").noconvert(), py::arg("stop_ids").noconvert(), "seed"_a,
       "output_index"_a = 0, "priority"_a = 50, "flags"_a = 0, "adapter"_a = 0, "leader"_a = 0,
       "session"_a = 0, "retention_priority"_a = Retention::kDefaultPriority, "retention_us"_a = 0,
-      "arrival_ns"_a = 0);
+      "arrival_ns"_a = 0, "num_reusable"_a = kAllTokens);
   core.def(
       "abort", [](PyEngineCore& self, Handle handle) { return self.core().Abort(handle); },
       "handle"_a);

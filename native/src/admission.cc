@@ -132,7 +132,7 @@ bool EngineCore::IsRefusedStill(const Request& request, std::int32_t headroom) c
   const auto index = static_cast<std::size_t>(refusal.num_matched);
   const auto width = static_cast<std::size_t>(config_.block_tokens);
   if (index < request.block_hashes.size() &&
-      (index + 1) * width < static_cast<std::size_t>(request.num_known())) {
+      (index + 1) * width <= static_cast<std::size_t>(request.max_reused())) {
     const auto tokens = std::span<const TokenId>(request.tokens).subspan(index * width, width);
     if (cache_.HasChild(request.chain.scope, refusal.tip, request.block_hashes[index], tokens)) {
       return false;
@@ -170,14 +170,13 @@ bool EngineCore::HasRowFor(const Request& request) const {
   return q_len > 0 && batcher_.Fits(q_len, BlocksFor(num_reused + q_len, config_.block_tokens));
 }
 
-// One token at least is left to compute: its logits give the next output token.
 void EngineCore::MatchPrompt(const Request& request) {
   ++num_lookups_;
   if (config_.faults.miss_every > 0 && num_lookups_ % config_.faults.miss_every == 0) {
     match_.Clear();
     return;
   }
-  cache_.Match(request.chain.scope, request.tokens, request.block_hashes, request.num_known() - 1,
+  cache_.Match(request.chain.scope, request.tokens, request.block_hashes, request.max_reused(),
                match_);
 }
 
@@ -192,7 +191,7 @@ bool EngineCore::IsContributed(const Request& request) const {
   const std::size_t index = match_.nodes.size();
   const auto width = static_cast<std::size_t>(config_.block_tokens);
   if (index >= request.block_hashes.size() ||
-      (index + 1) * width >= static_cast<std::size_t>(request.num_known())) {
+      (index + 1) * width > static_cast<std::size_t>(request.max_reused())) {
     return false;
   }
   const NodeId parent = match_.nodes.empty() ? kNoNode : match_.nodes.back();

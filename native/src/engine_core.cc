@@ -156,6 +156,7 @@ Handle EngineCore::Submit(const SubmitSpec& spec) {
     request.block_hashes = HashBlocks(request.tokens, config_.block_tokens);
   }
   request.num_prompt = num_prompt;
+  request.num_reusable = spec.num_reusable;
   request.max_output = spec.max_output_tokens;
   request.output_limit = output_limit;
   request.end_ids = Sorted(spec.end_ids);
@@ -258,6 +259,7 @@ void EngineCore::CheckSpec(const SubmitSpec& spec) const {
   Require(spec.max_output_tokens >= 1, "max_output_tokens must be at least 1");
   Require(spec.output_index >= 0, "output_index must not be negative");
   Require(spec.adapter >= 0, "adapter must not be negative");
+  Require(spec.num_reusable >= 0, "num_reusable must not be negative");
   Require(spec.flags % kFirstCallerFlag == 0, "the flags below 1 << 8 are the core's own");
   Require(spec.retention.priority >= 0 && spec.retention.priority <= Retention::kMaxPriority,
           "retention_priority must be from 0 to 100");

@@ -199,7 +199,7 @@ void EngineCore::Onload(Request& request) {
   BlockChain& chain = request.chain;
   for (auto index = static_cast<std::size_t>(chain.num_published);
        index < request.block_hashes.size() &&
-       (index + 1) * width < static_cast<std::size_t>(request.num_known());
+       (index + 1) * width <= static_cast<std::size_t>(request.max_reused());
        ++index) {
     const auto tokens = std::span<const TokenId>(request.tokens).subspan(index * width, width);
     const std::uint64_t hash = request.block_hashes[index];

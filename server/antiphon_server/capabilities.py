@@ -48,6 +48,7 @@ BUILT: Final = Capabilities(
     constraints=frozenset(
         {"json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag"}
     ),
+    prompt_logprobs=True,
 )
 """What this release can do; a model offers what of that it can do itself."""
 

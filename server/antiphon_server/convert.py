@@ -63,6 +63,24 @@ def to_position_logprobs(
     )
 
 
+def to_prompt_logprobs(
+    token_ids: Sequence[int], logprobs: messages.PromptLogprobs, tokenizer: TokenBytes
+) -> list[PositionLogprobs]:
+    """Returns the log-probabilities of a prompt's positions where `token_ids` stand."""
+    chosen = array("f", logprobs.chosen)
+    top_ids, top_values = array("i", logprobs.top_ids), array("f", logprobs.top_logprobs)
+    entries = []
+    for index, (token_id, value) in enumerate(zip(token_ids, chosen, strict=True)):
+        top = range(index * logprobs.num_top, (index + 1) * logprobs.num_top)
+        entries.append(
+            PositionLogprobs(
+                chosen=_token_logprob(token_id, value, tokenizer),
+                top=[_token_logprob(top_ids[i], top_values[i], tokenizer) for i in top],
+            )
+        )
+    return entries
+
+
 def to_prompt_parts(prompt_ids: Sequence[int]) -> Iterator[PromptPart]:
     """Yields a prompt's token ids in pieces that fit a message."""
     for first in range(0, len(prompt_ids), PROMPT_PART_TOKENS):

@@ -122,6 +122,7 @@ class EnduringStream:
         self._readiness = readiness
         self._endurance = endurance
         self._new_ids = array("i")  # All that was told.
+        self._num_told_positions = request.num_told_positions  # Of the prompt.
         self._stream: RequestStream | None = None
         self._told_start = False
         self._num_steps = 0  # Of earlier engines, as far as their tokens tell.
@@ -204,7 +205,11 @@ class EnduringStream:
         attempts = self._endurance.attempts
         attempts.check()
         try:
-            stream = self._engine.submit(self._request.resumed_behind(self._new_ids))
+            stream = self._engine.submit(
+                self._request.resumed_behind(
+                    self._new_ids, num_told_positions=self._num_told_positions
+                )
+            )
         except AntiphonError as error:
             if not self._outlives(error):
                 raise
@@ -284,6 +289,8 @@ class EnduringStream:
                 news.cached_prompt_tokens = None
             self._told_start = True
         self._give_up_at = None
+        for part in news.prompt_logprobs:
+            self._num_told_positions = part.first_position + part.num_positions
         output = news.outputs.get(0)
         if output is not None:
             self._note_tokens(output)

@@ -4,15 +4,15 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from antiphon.v1.inference_pb2 import GenerationCompleted, OutputFinished, ToolCallReady
 from antiphon.v1.types_pb2 import (
     Delta,
     FinishReason,
     GenerationStarted,
+    PromptPart,
     Timings,
     ToolCall,
     Usage,
@@ -20,36 +20,25 @@ from antiphon.v1.types_pb2 import (
 
 from antiphon_engine.api import messages
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
-from antiphon_engine.api.handle import RequestNews, RequestStream, TakeTokens, take_nothing
-from antiphon_server.access.quotas import Place
-from antiphon_server.admission import Ticket
+from antiphon_engine.api.handle import RequestNews, TakeTokens, take_nothing
 from antiphon_server.generation_output import NewTokens, OutputPart, OutputRecord
+from antiphon_server.generation_run import Run
 from antiphon_server.generation_spec import GenerationSpec, leave, new_progress
 from antiphon_server.last_look import LastLook
-from antiphon_server.offload import Offload
+from antiphon_server.prompt_report import PromptReport
 from antiphon_server.request_facts import RequestFacts
 from antiphon_server.served_model import ServedModel
 from antiphon_server.telemetry.request_record import Stage
 
 OutputEvent = Delta | ToolCallReady | OutputFinished
-Event = GenerationStarted | OutputEvent | GenerationCompleted
+Event = GenerationStarted | PromptPart | OutputEvent | GenerationCompleted
+T = TypeVar("T")
 Listener = Callable[[Event], None]
 Hold = Callable[[], Awaitable[None]]
 
 _END_GRACE_S: Final = 1.0
 """How long the engine may take to confirm an end before that is told without it."""
 _NANOS: Final = 1_000_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """What a generation lives on."""
-
-    stream: RequestStream
-    ticket: Ticket
-    place: Place
-    offload: Offload
-    clock_ns: Callable[[], int]
 
 
 class Generation:
@@ -66,6 +55,9 @@ class Generation:
         self._run = run
         self._latencies = model.latencies
         self._looks = [LastLook(model.checker, spec.constraint) for _ in self.outputs]
+        self._report = PromptReport(spec.prompt_ids, spec.config, model.tokenizer)
+        self._told_start = False
+        self._told_resumed = not spec.resumed.token_ids
         self._progress = [new_progress(record, spec, model) for record in self.outputs]
         self._unconfirmed = set(range(spec.num_outputs))  # The engine has not told their end.
         self._facts = RequestFacts()
@@ -113,20 +105,19 @@ class Generation:
             AntiphonError: the request failed; TIMEOUT where its deadline passed.
         """
         try:
-            told_start = False
             while not self._finished:
                 try:
                     news = await self._next_news()
                 except AntiphonError:
-                    if not told_start and self._spec.resumed.token_ids:
-                        for event in await self._begin():
-                            yield event
+                    if not self._told_resumed:
+                        async with aclosing(self._beginning(None)) as beginning:
+                            async for event in beginning:
+                                yield event
                     raise
                 if self._closed:
                     return
-                if not told_start:
-                    told_start = True
-                    for event in await self._begin():
+                async with aclosing(self._beginning(news)) as beginning:
+                    async for event in beginning:
                         yield event
                 for index, part in self._cut(news):
                     for event in await self._events_of(index, part):
@@ -301,13 +292,26 @@ class Generation:
                 parts += [(index, part) for part in whole.split(max_tokens)]
         return parts
 
-    async def _begin(self) -> list[Event]:
-        """Returns the first events: the start, and what output from before makes."""
-        events: list[Event] = [self._started()]
-        if self._spec.resumed.token_ids:
-            for part in self._spec.resumed.split(self._progress[0].max_take_tokens):
-                events += await self._events_of(0, part)
-        return events
+    async def _beginning(self, news: RequestNews | None) -> AsyncGenerator[Event, None]:
+        """Yields what is due before new output: the start, the prompt, output from before.
+
+        Where `news` is None, no more comes of the prompt.
+        """
+        if not self._told_start:
+            self._told_start = True
+            yield self._started()
+            for part in self._report.at_start():
+                yield part
+        if news is not None and news.prompt_logprobs:
+            for piece in self._report.cut(news.prompt_logprobs):
+                take = partial(self._report.parts_of, piece)
+                for part in await self._off_loop(take, is_burst=self._report.is_burst(piece)):
+                    yield part
+        if not self._told_resumed and (self._report.is_complete or news is None or news.outputs):
+            self._told_resumed = True
+            for tokens in self._spec.resumed.split(self._progress[0].max_take_tokens):
+                for event in await self._events_of(0, tokens):
+                    yield event
 
     def _take_at_once(
         self,
@@ -360,9 +364,12 @@ class Generation:
         return late
 
     async def _parts_of(self, index: int, part: NewTokens) -> list[OutputPart]:
+        is_burst = self._progress[index].is_burst(part)
+        return await self._off_loop(self._taking(index, part), is_burst=is_burst)
+
+    async def _off_loop(self, take: Callable[[], list[T]], *, is_burst: bool) -> list[T]:
         """Works bursts out beside the event loop, where there is room for that."""
-        take = self._taking(index, part)
-        if self._run.offload.has_room and self._progress[index].is_burst(part):
+        if is_burst and self._run.offload.has_room:
             return await self._run.offload.run(take)
         return take()
 

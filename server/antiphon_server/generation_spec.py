@@ -65,6 +65,7 @@ def to_request(spec: GenerationSpec, scope: messages.Scope) -> messages.Generati
         stop=config.stop,
         num_outputs=spec.num_outputs,
         top_logprobs=config.top_logprobs,
+        prompt_logprobs=config.prompt_logprobs,
         scope=scope,
         priority=config.priority,
         traceparent=spec.traceparent,

@@ -10,7 +10,8 @@ from antiphon_server.access.tenancy import Tenancy, unlimited_tenancy
 from antiphon_server.admission import Admission, Ticket
 from antiphon_server.ended_stream import EndedStream
 from antiphon_server.endurance import EnduringStream, EngineReadiness
-from antiphon_server.generation import Generation, Run
+from antiphon_server.generation import Generation
+from antiphon_server.generation_run import Run
 from antiphon_server.generation_spec import GenerationSpec, leave, to_request
 from antiphon_server.offload import Offload
 from antiphon_server.served_model import ServedModel

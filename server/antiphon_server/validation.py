@@ -69,6 +69,8 @@ class ResolvedConfig:
     include_stop_string: bool = False
     top_logprobs: int | None = None
     """None: no log-probabilities; 0: the chosen token's only."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens."""
     want_token_ids: bool = False
     want_prompt_token_ids: bool = False
     show_special_tokens: bool = False
@@ -174,6 +176,7 @@ def resolve_config(  # noqa: PLR0913 - the shape that the parts of the front end
         stop_strings=tuple(merged.stop.stop_strings),
         include_stop_string=merged.stop.include_stop_string,
         top_logprobs=output.top_logprobs if output.HasField("top_logprobs") else None,
+        prompt_logprobs=output.top_logprobs if output.prompt_logprobs else None,
         want_token_ids=output.token_ids,
         want_prompt_token_ids=output.prompt_token_ids,
         show_special_tokens=output.special_tokens,

@@ -204,6 +204,64 @@ TEST(PartialReuse, OutputsOfOnePromptGoOnFromItsLastToken) {
   EXPECT_EQ(engine.out().reused_tokens[1], 6);
 }
 
+TEST(Reuse, WhatARequestHasToComputeItselfIsNotTakenFromTheCache) {
+  for (const std::int32_t num_reusable : {0, 3, 4, 20}) {
+    Engine engine;
+    engine.SubmitFrom(1, 9, 1);
+    engine.Run();
+
+    engine.SubmitFrom(1, 9, 1, {.priority = 50, .num_reusable = num_reusable});
+    engine.Step();
+
+    EXPECT_EQ(engine.out().reused_tokens[0], std::min(num_reusable, 8));
+    engine.Run();
+    engine.SubmitFrom(1, 9, 1);
+    engine.Step();
+    EXPECT_EQ(engine.out().reused_tokens[0], 8);  // what others may find is as before
+  }
+}
+
+TEST(Reuse, WhatARequestHasComputedItselfItTakesAfterAHold) {
+  Engine engine;
+  engine.SubmitFrom(1, 14, 1);
+  engine.Run();
+  const Handle handle = engine.SubmitFrom(1, 14, 1, {.priority = 50, .num_reusable = 0});
+  engine.Step();
+  ASSERT_EQ(engine.out().q_len[0], 8);
+  engine.core().Hold(handle);
+  engine.core().Release(handle);
+
+  engine.Step();
+
+  EXPECT_EQ(engine.out().reused_tokens[0], 8);
+  EXPECT_EQ(engine.out().q_len[0], 6);
+}
+
+TEST(Reuse, NobodyWaitsForABlockThatHeHasToComputeHimself) {
+  Engine engine;
+  engine.SubmitFrom(1, 3, 1);
+  engine.SubmitFrom(1, 3, 1, {.priority = 50, .num_reusable = 1});
+
+  engine.Step();
+
+  EXPECT_EQ(engine.header(kHeaderNumRows), 2);
+  EXPECT_EQ(engine.stats().num_deferrals_total, 0);
+}
+
+TEST(HostTier, IsNotAskedForWhatARequestHasToComputeItself) {
+  Engine engine(SmallWith([](CoreConfig& config) { config.num_host_blocks = 8; }));
+  engine.SubmitFrom(1, 15, 1);
+  engine.Run();
+  engine.SubmitFrom(20, 15, 1);
+  engine.Run();
+
+  engine.SubmitFrom(1, 15, 1, {.priority = 50, .num_reusable = 5});
+  engine.Run();
+
+  EXPECT_LE(engine.stats().num_reused_tokens_total, 5);
+  EXPECT_LE(engine.stats().num_onloads_total, 2);
+}
+
 TEST(HostTier, BringsBackWhatHadToMakeRoom) {
   Engine engine(SmallWith([](CoreConfig& config) { config.num_host_blocks = 8; }));
   engine.SubmitFrom(1, 15, 1);

@@ -24,6 +24,7 @@ from antiphon.v1.types_pb2 import (
     Item,
     Output,
     OutputChannel,
+    PositionLogprobs,
     Role,
     Usage,
 )
@@ -43,6 +44,7 @@ class Answer:
     pieces: Sequence[str]
     """The texts of the stream's deltas, of all outputs."""
     prompt_token_ids: Sequence[int] = ()
+    prompt_logprobs: Sequence[PositionLogprobs] = ()
 
     @property
     def output(self) -> Output:
@@ -70,6 +72,7 @@ async def ask(server: RunningServer, request: GenerateRequest) -> Answer:
         usage=unary.usage,
         pieces=[r.delta.text for r in responses if r.HasField("delta")],
         prompt_token_ids=unary.prompt_token_ids,
+        prompt_logprobs=unary.prompt_logprobs,
     )
 
 
@@ -121,7 +124,9 @@ def fold(responses: Sequence[StreamGenerateResponse], num_outputs: int) -> Gener
     for response in responses[1:-1]:
         kind = response.WhichOneof("event")
         if kind == "prompt_part":
-            folded.prompt_token_ids.extend(response.prompt_part.token_ids)
+            report = response.prompt_part
+            folded.prompt_token_ids.extend(report.token_ids)
+            folded.prompt_logprobs.extend(report.logprobs[0 if report.first_position else 1 :])
             continue
         if kind == "delta":
             _add_delta(folded.outputs[response.delta.output_index], response.delta)

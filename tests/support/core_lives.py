@@ -8,7 +8,7 @@ from dataclasses import replace
 from antiphon_engine import _native
 from support.core_model import CoreModel
 from support.core_shapes import any_shape
-from support.core_values import Ask, CoreShape, History
+from support.core_values import ALL_TOKENS, Ask, CoreShape, History
 
 _STEMS = ((0, 1, 0, 0, 1, 1) * 4, (0,) * 24, (1, 2, 0) * 8)
 _SESSIONS = range(1, 5)
@@ -95,6 +95,7 @@ class CoreLife:
             session=rng.choice((0, *_SESSIONS)),
             retention_priority=rng.choice((50, 50, 0, 80)),
             retention_us=rng.choice((0, 0, 1, 1000)),
+            num_reusable=rng.choice((ALL_TOKENS, ALL_TOKENS, 0, 3, 7)),
         )
         for _ in range(rng.choice((1, 1, 2))):
             self._try_submit(ask)

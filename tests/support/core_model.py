@@ -127,7 +127,7 @@ class CoreModel(CoreDriver):
             request = self.requests[row.handle]
             if not row.is_new or row.handle in planning.was_running - planning.paused:
                 continue  # admitted, and perhaps claimed, by an earlier plan
-            longest = len(request.tokens) - 1
+            longest = request.max_reused
             naive = planning.before.match(self.ghost, request.history)
             most = min(naive.all_tokens, longest)
             if not shape.partial_reuse:

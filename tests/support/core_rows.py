@@ -86,6 +86,8 @@ def _begin_epoch(request: ModelRequest, start: int) -> None:
     assert start < len(request.tokens), "I8: no token is left to compute"
     request.running = True
     request.history = History(request.ask.scope, request.tokens)
+    request.reached = max(request.reached, request.computed)
+    assert start <= request.max_reused, "I8: what a request has to compute was reused"
     request.recomputed += max(0, request.computed - start)
     request.computed = start
     request.num_known = len(request.tokens)

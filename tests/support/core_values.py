@@ -139,6 +139,9 @@ class CoreShape:
         }
 
 
+ALL_TOKENS = (1 << 31) - 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ask:
     """What a caller asks for."""
@@ -155,6 +158,7 @@ class Ask:
     session: int = 0
     retention_priority: int = 50
     retention_us: int = 0
+    num_reusable: int = ALL_TOKENS
 
     def submit_to(self, core: _native.EngineCore, *, arrival_ns: int = 0) -> int:
         return core.submit(
@@ -171,6 +175,7 @@ class Ask:
             retention_priority=self.retention_priority,
             retention_us=self.retention_us,
             arrival_ns=arrival_ns,
+            num_reusable=self.num_reusable,
         )
 
     def output_limit(self, shape: CoreShape) -> int:
@@ -209,6 +214,8 @@ class ModelRequest:
     """Whether it has had a row in this epoch, and has not ended."""
     computed: int = 0
     """Tokens whose KV is there once the planned steps are executed."""
+    reached: int = 0
+    """Tokens whose KV was there before it last lost its blocks."""
     num_known: int = 0
     """Tokens, those included that planned steps will bring."""
     reused: int | None = None
@@ -223,6 +230,11 @@ class ModelRequest:
     @property
     def tokens(self) -> list[int]:
         return [*self.ask.prompt, *self.outputs]
+
+    @property
+    def max_reused(self) -> int:
+        """Leading tokens that it may take from the cache: others' or its own, all but one."""
+        return min(len(self.tokens) - 1, max(self.ask.num_reusable, self.reached))
 
     @property
     def started(self) -> bool:

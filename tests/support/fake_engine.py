@@ -23,6 +23,7 @@ from antiphon_engine.api.messages import (
     TokenLogprobs,
 )
 from support.fake_prefix_cache import FakePrefixCache
+from support.fake_prompt_logprobs import fake_prompt_logprobs
 from support.fake_request import FakeRequest, Script
 
 FACTS = Ready(
@@ -72,15 +73,18 @@ class FakeEngine:
         step_interval_s: float = 0.0,
         num_late_tokens: int = 0,
         deaf: bool = False,
+        chunk_tokens: int = 1 << 20,
     ) -> None:
         """Further requests wait while `max_running` outputs run.
 
         `num_late_tokens` come of an output after it was finished by the caller, as of an engine
-        that runs ahead. A `deaf` one answers no cancellation.
+        that runs ahead. A `deaf` one answers no cancellation. Prompts that are told of take a step
+        for each `chunk_tokens` of them.
         """
         self.script = script
         self.num_late_tokens = num_late_tokens
         self._deaf = deaf
+        self._chunk_tokens = chunk_tokens
         self.requests: list[FakeRequest] = []
         self.num_steps = 0
         self.num_prefilled_tokens = 0
@@ -277,6 +281,8 @@ class FakeEngine:
             self._start(stream)
         for stream in [stream for stream in self._running if not stream.held]:
             stream.num_steps += 1
+            if not self._tell_of_prompt(stream):
+                continue
             for index, output in enumerate(stream.outputs):
                 if output.ended is None and not output.finish_asked:
                     self._advance(stream, index)
@@ -285,6 +291,8 @@ class FakeEngine:
     def _start(self, stream: FakeRequest) -> None:
         scope = stream.request.scope
         num_cached = self._cached.match(scope, stream.prompt)
+        if stream.request.tells_prompt:
+            num_cached = min(num_cached, stream.next_told - 1)
         self.num_reused_tokens += num_cached
         self.num_prefilled_tokens += len(stream.prompt) - num_cached
         self._cached.add(scope, stream.prompt)
@@ -298,6 +306,18 @@ class FakeEngine:
             news.first_step_ns = stream.start_ns
 
         stream.tell(change)
+
+    def _tell_of_prompt(self, stream: FakeRequest) -> bool:
+        """Tells of a chunk of a prompt where that is asked for; whether it is told whole then."""
+        first = stream.next_told
+        if stream.request.prompt_logprobs is None or first >= stream.prompt_size:
+            return True
+        end = min(first + self._chunk_tokens, stream.prompt_size)
+        request_id = self.requests.index(stream)
+        told = fake_prompt_logprobs(request_id, stream.request, first, end)
+        stream.next_told = end
+        stream.tell(lambda news: news.prompt_logprobs.append(told))
+        return end == stream.prompt_size
 
     def _advance(self, stream: FakeRequest, index: int) -> None:
         output, stop = stream.outputs[index], stream.request.stop

@@ -82,6 +82,7 @@ class FakeRequest:
         self.arrival_ns = time.monotonic_ns()
         self.start_ns = 0
         self.first_token_ns = 0
+        self.next_told = request.first_untold_position
         self.cancel_asked = False
         self.max_unread_tokens = max_unread_tokens(request, MAX_UNREAD_BYTES)
         self._hold_asked = False
@@ -169,7 +170,10 @@ class FakeRequest:
         self.news = self.news or RequestNews()
         change(self.news)
         num_unread = (len(output.token_ids) for output in self.news.outputs.values())
-        self._is_full = max(num_unread, default=0) >= self.max_unread_tokens
+        num_bytes = sum(part.size_bytes for part in self.news.prompt_logprobs)
+        self._is_full = (
+            max(num_unread, default=0) >= self.max_unread_tokens or num_bytes >= MAX_UNREAD_BYTES
+        )
         self._wake.set()
 
     def fail(self, error: AntiphonError) -> None:
@@ -180,7 +184,8 @@ class FakeRequest:
 
 def _has_tokens_only(news: RequestNews) -> bool:
     is_start = news.cached_prompt_tokens is not None
-    return not is_start and not any(output.ended for output in news.outputs.values())
+    is_more = is_start or bool(news.prompt_logprobs)
+    return not is_more and not any(output.ended for output in news.outputs.values())
 
 
 def _endless(script: Script, request: GenerationRequest, output_index: int) -> Iterator[int]:

@@ -15,6 +15,7 @@ from antiphon_engine.api.messages import (
     FinishReason,
     GenerationRequest,
     OutputEnded,
+    PromptLogprobs,
     ReadStats,
     RequestFailed,
     SamplingParams,
@@ -45,6 +46,8 @@ def request(
     num_outputs: int = 1,
     top_logprobs: int | None = None,
     num_resumed: int = 0,
+    prompt_logprobs: int | None = None,
+    num_told_positions: int = 0,
 ) -> GenerationRequest:
     """A request, greedy and of 8 tokens unless told otherwise."""
     return GenerationRequest(
@@ -54,6 +57,8 @@ def request(
         num_outputs=num_outputs,
         top_logprobs=top_logprobs,
         num_resumed_tokens=num_resumed,
+        prompt_logprobs=prompt_logprobs,
+        num_told_positions=num_told_positions,
     )
 
 
@@ -66,6 +71,7 @@ class Heard:
     logprobs: dict[OutputKey, list[TokenLogprobs]] = field(
         default_factory=lambda: defaultdict(list)
     )
+    prompts: dict[int, list[PromptLogprobs]] = field(default_factory=lambda: defaultdict(list))
     started: dict[int, list[Started]] = field(default_factory=lambda: defaultdict(list))
     ended: dict[OutputKey, list[OutputEnded]] = field(default_factory=lambda: defaultdict(list))
     failed: dict[int, list[RequestFailed]] = field(default_factory=lambda: defaultdict(list))
@@ -148,6 +154,9 @@ class LoopHarness:
         heard.steps.append(news)
         for started in news.started:
             heard.started[started.request_id].append(started)
+        for part in news.prompt_logprobs:
+            assert (part.request_id, 0) not in heard.tokens, "of the prompt, behind a token"
+            heard.prompts[part.request_id].append(part)
         for request_id, output_index, token_id in zip(
             array("Q", news.request_ids),
             array("i", news.output_indices),

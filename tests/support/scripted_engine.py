@@ -22,8 +22,10 @@ from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.errors import StartupError
 from antiphon_engine.api.linked_process import link_of_this_process, read_start
 from antiphon_engine.api.process import EngineStart
+from antiphon_engine.device import CPU
 from antiphon_engine.engine_process import LoadedModel, ModelFacts, OnProgress, run_engine
 from antiphon_engine.logs import configure_logging
+from antiphon_engine.prompt_scores import ScoredTokens, TokenScores, score_tokens
 from antiphon_engine.step_executor import StepBuffers, make_buffers
 from antiphon_engine.watchdog import end_with_front_end
 
@@ -110,6 +112,26 @@ class ScriptedExecutor:
                 self._misbehave(end)
             logits[i] = self._logits(self._speakers[place], int(position))
         return torch.from_numpy(logits)
+
+    def score(self, set_index: int, scored: ScoredTokens) -> TokenScores:
+        ids = torch.from_numpy(self._sets[set_index]["input_ids"].astype(np.int64))
+        return score_tokens(
+            self._foretold,
+            ids[:, None],
+            scored,
+            vocabulary_size=self._script.vocabulary_size,
+            device=CPU,
+        )
+
+    def _foretold(self, ids: torch.Tensor) -> torch.Tensor:
+        """What each token of a prompt makes of the next one: it goes by its id alone."""
+        return torch.stack([self.logits_behind(int(token_id)) for token_id in ids[:, 0]])
+
+    def logits_behind(self, token_id: int) -> torch.Tensor:
+        """Logits [V] of what follows a token of a prompt."""
+        size = self._script.vocabulary_size
+        start = 31 * token_id % size
+        return torch.from_numpy(self._noise[start : start + size])
 
     def store_tokens(self, set_index: int, tokens: torch.Tensor) -> None:
         assert self._tokens[set_index] is None, "the set's last step has not been waited for"

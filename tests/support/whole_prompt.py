@@ -42,11 +42,11 @@ def prompt_logits(checkpoint: Path, prompt: list[int], dtype: torch.dtype) -> Te
     with torch.inference_mode():
         model = default_registry().build(config, part=Partition(), dtype=dtype)
         model.load(checkpoint, on_progress=lambda stage, done, total: None)
-        return model.logits(
+        hidden_states = model.hidden_states(
             StepBatch(
                 input_ids_T=torch.tensor(prompt),
                 positions_T=torch.arange(len(prompt)),
-                sample_rows_S=torch.arange(len(prompt)),
                 attention=TorchSdpa(dtype).prepare(rows, kv),
             )
         )
+        return model.logits(hidden_states)

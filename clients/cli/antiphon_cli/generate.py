@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Iterable
 
 from antiphon.v1 import inference_pb2, types_pb2
 from google.protobuf import json_format
@@ -10,6 +11,7 @@ from antiphon_cli.config_flags import add_config, add_model, config_of, fitting
 from antiphon_cli.connection_flags import add_connection, connect
 from antiphon_cli.constraint_flags import add_constraint, constraint_of
 from antiphon_cli.failures import report
+from antiphon_cli.logprob_lines import line_of
 from antiphon_cli.outcome import INTERRUPTED, WRONG_USE, complain, complain_of
 from antiphon_cli.terminal import note, say
 from antiphon_client import (
@@ -33,6 +35,7 @@ examples:
   antiphon generate --choice yes --choice no "Is water wet?"
   antiphon generate --json-schema person.json "Invent somebody" | jq .
   antiphon generate --json "What is 2 + 2?" | jq .usage
+  antiphon generate --raw --max-tokens 1 --prompt-logprobs 3 "To be or not to be"
 """
 
 
@@ -51,6 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1,
         metavar="N",
         help="this many answers, unstreamed",
+    )
+    parser.add_argument(
+        "--prompt-logprobs",
+        type=int,
+        metavar="N",
+        help="say on standard error, token by token, how likely the model finds the prompt, with N"
+        " likelier ones beside each; with --json: in the object, and of the answer too",
     )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object: outputs, usage and timings"
@@ -89,6 +99,9 @@ def _request(arguments: argparse.Namespace) -> inference_pb2.GenerateRequest:
     constraint = constraint_of(arguments)
     if constraint is not None:
         config.constraint.CopyFrom(constraint)
+    if arguments.prompt_logprobs is not None:
+        config.output.prompt_logprobs = True
+        config.output.top_logprobs = fitting("--prompt-logprobs", arguments.prompt_logprobs) or 0
     items = [system(arguments.instructions)] if arguments.instructions else []
     return inference_pb2.GenerateRequest(
         model=arguments.model,
@@ -100,8 +113,11 @@ def _request(arguments: argparse.Namespace) -> inference_pb2.GenerateRequest:
 
 def _print_stream(stream: SyncGeneration) -> int:
     try:
-        for piece in stream.text():
-            say(piece)
+        for event in stream:
+            if event.HasField("prompt_part"):
+                _note_prompt(event.prompt_part.first_position, event.prompt_part.logprobs)
+            elif event.delta.channel == types_pb2.OUTPUT_CHANNEL_CONTENT:
+                say(event.delta.text)
     except KeyboardInterrupt:
         stream.cancel()
         say("\n")
@@ -121,6 +137,12 @@ def _print_whole(
     if as_json:
         print(json_format.MessageToJson(response, preserving_proto_field_name=True, indent=None))
         return 0
+    _note_prompt(1, response.prompt_logprobs)
     for output in response.outputs:
         say(f"--- {output.index + 1} of {len(response.outputs)} ---\n{output.text}\n")
     return 0
+
+
+def _note_prompt(first_position: int, entries: Iterable[types_pb2.PositionLogprobs]) -> None:
+    for position, entry in enumerate(entries, start=first_position):
+        note(line_of(position, entry))

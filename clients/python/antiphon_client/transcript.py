@@ -77,7 +77,7 @@ class Transcript:
         self._tokens: dict[int, list[int]] = {}
         self._num_logprobs: dict[int, int] = {}
         self._told_once: set[str] = set()
-        self._prompt_position = -1
+        self._num_prompt_told = 0
         self._begins_midway = bool(self._front.sequence)
         self.ended = False
         """Whether the terminal event has come."""
@@ -157,15 +157,30 @@ class Transcript:
             self.ended = True
             return [*self._withdrawn(telling, kind), event]
         if kind == "prompt_part":
-            is_new = event.prompt_part.first_position > self._prompt_position
-            self._prompt_position = max(self._prompt_position, event.prompt_part.first_position)
-            return [event] if is_new else ()
+            return self._news_of_prompt(event)
         if kind is None:
             return ()
         once = f"tool_call {event.tool_call.call_id}" if kind == "tool_call" else kind
         is_new = once not in self._told_once
         self._told_once.add(once)
         return [event] if is_new else ()
+
+    def _news_of_prompt(self, event: session_pb2.TurnEvent) -> Sequence[News]:
+        part = event.prompt_part
+        end = part.first_position + max(len(part.token_ids), len(part.logprobs))
+        num_told = self._num_prompt_told - part.first_position
+        if end <= self._num_prompt_told:
+            return ()
+        self._num_prompt_told = end
+        if num_told <= 0:
+            return [event]
+        # Told again, a prompt may be cut in other places.
+        rest = session_pb2.TurnEvent()
+        rest.CopyFrom(event)
+        rest.prompt_part.first_position += num_told
+        del rest.prompt_part.token_ids[:num_told]
+        del rest.prompt_part.logprobs[:num_told]
+        return [rest]
 
     def _news_of_delta(self, telling: _Telling, event: session_pb2.TurnEvent) -> Sequence[News]:
         delta, lengths = event.delta, telling.lengths

@@ -12,6 +12,7 @@ from antiphon_engine.api.messages import (
     CoreStats,
     FinishReason,
     GenerationRequest,
+    PromptLogprobs,
     Ready,
     Scope,
     TokenLogprobs,
@@ -71,6 +72,8 @@ class RequestNews:
     first_token_ns: int = 0
     """When the first token came; in the news that holds it."""
     last_token_ns: int = 0
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    """What came of the prompt's, in order and without gaps; before any token."""
     outputs: dict[int, OutputNews] = field(default_factory=dict)
     """By output index; those without news are absent."""
 

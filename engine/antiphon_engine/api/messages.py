@@ -6,6 +6,7 @@ little-endian arrays in `bytes`, so that no object per token is built on either 
 
 import enum
 from array import array
+from collections.abc import Iterator
 
 import msgspec
 
@@ -74,6 +75,11 @@ class GenerationRequest(_Message, frozen=True, kw_only=True):
     num_outputs: int = 1
     top_logprobs: int | None = None
     """None: no log-probabilities; 0: the chosen token's only."""
+    prompt_logprobs: int | None = None
+    """So many of the likeliest tokens, and the token itself, are told of each of the prompt's
+    positions from 1 on, once for all outputs; None: nothing."""
+    num_told_positions: int = 0
+    """Positions of the prompt that are known already: they are not told again."""
     scope: Scope = Scope()
     priority: int = 50
     traceparent: str = ""
@@ -95,12 +101,29 @@ class GenerationRequest(_Message, frozen=True, kw_only=True):
     thinking: Thinking | None = None
     """None: the output is answer from its first token."""
 
-    def resumed_behind(self, token_ids: "array[int]") -> "GenerationRequest":
-        """Returns the request for what follows these ids of its output, int32."""
+    @property
+    def first_untold_position(self) -> int:
+        """The prompt's first position that is to be told of; none stands before its first token."""
+        return max(1, self.num_told_positions)
+
+    @property
+    def tells_prompt(self) -> bool:
+        """Whether something of the prompt is to be told."""
+        num_prompt = len(self.prompt) // 4 - self.num_resumed_tokens
+        return self.prompt_logprobs is not None and self.first_untold_position < num_prompt
+
+    def resumed_behind(
+        self, token_ids: "array[int]", *, num_told_positions: int = 0
+    ) -> "GenerationRequest":
+        """Returns the request for what follows these ids of its output, int32.
+
+        Of the prompt, `num_told_positions` are known by then.
+        """
         return msgspec.structs.replace(
             self,
             prompt=self.prompt + token_ids.tobytes(),
             num_resumed_tokens=self.num_resumed_tokens + len(token_ids),
+            num_told_positions=num_told_positions,
         )
 
 
@@ -304,6 +327,47 @@ class TokenLogprobs(_Message, frozen=True, kw_only=True):
     """float32."""
 
 
+class PromptLogprobs(_Message, frozen=True, kw_only=True):
+    """Log-probabilities of neighbouring tokens of one prompt, N of them.
+
+    Those of a prompt come in order, without gaps, and before its request's first token.
+    """
+
+    request_id: int
+    first_position: int
+    """At least 1."""
+    chosen: bytes
+    """float32 [N], of the prompt's own tokens."""
+    num_top: int
+    top_ids: bytes
+    """int32 [N, num_top], likeliest first."""
+    top_logprobs: bytes
+    """float32, as `top_ids`."""
+
+    @property
+    def num_positions(self) -> int:
+        """N."""
+        return len(self.chosen) // 4
+
+    @property
+    def size_bytes(self) -> int:
+        """What its arrays take."""
+        return len(self.chosen) + len(self.top_ids) + len(self.top_logprobs)
+
+    def split(self, max_positions: int) -> "Iterator[PromptLogprobs]":
+        """Yields it in parts of so many positions at most."""
+        for first in range(0, self.num_positions, max_positions):
+            own = slice(4 * first, 4 * (first + max_positions))
+            top = slice(own.start * self.num_top, own.stop * self.num_top)
+            yield msgspec.structs.replace(
+                self,
+                first_position=self.first_position + first,
+                chosen=self.chosen[own],
+                top_ids=self.top_ids[top],
+                top_logprobs=self.top_logprobs[top],
+            )
+
+
 class StepNews(_Message, frozen=True, kw_only=True):
     """What one engine step brought, for all requests: row i has one token of one output."""
 
@@ -317,6 +381,7 @@ class StepNews(_Message, frozen=True, kw_only=True):
     token_ids: bytes = b""
     """int32 per row."""
     started: list[Started] = []
+    prompt_logprobs: list[PromptLogprobs] = []
     logprobs: list[TokenLogprobs] = []
     ended: list[OutputEnded] = []
 

@@ -7,7 +7,7 @@ from antiphon_engine.api.announcing import Announcements
 from antiphon_engine.api.errors import AntiphonError
 from antiphon_engine.api.handle import max_unread_tokens
 from antiphon_engine.api.messages import GenerationRequest, StepNews, Submit, ToEngine
-from antiphon_engine.api.streams import NewsStream, deliver_step
+from antiphon_engine.api.streams import MostUnread, NewsStream, deliver_step
 
 
 class OpenStreams:
@@ -30,7 +30,10 @@ class OpenStreams:
         stream = NewsStream(
             request_id,
             num_outputs=request.num_outputs,
-            max_unread_tokens=max_unread_tokens(request, max_unread_bytes),
+            most_unread=MostUnread(
+                num_tokens=max_unread_tokens(request, max_unread_bytes),
+                num_prompt_bytes=max_unread_bytes,
+            ),
             send=send,
             forget=self._forget,
         )

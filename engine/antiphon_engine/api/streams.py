@@ -3,6 +3,7 @@
 import asyncio
 from array import array
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from antiphon_engine.api.errors import AntiphonError
@@ -12,10 +13,21 @@ from antiphon_engine.api.messages import (
     FinishOutput,
     Hold,
     OutputEnded,
+    PromptLogprobs,
     Release,
     StepNews,
     ToEngine,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MostUnread:
+    """What may be unread of a request before it rests."""
+
+    num_tokens: int
+    """Of an output."""
+    num_prompt_bytes: int
+    """Of its prompt's log-probabilities."""
 
 
 class NewsStream:
@@ -29,13 +41,14 @@ class NewsStream:
         request_id: int,
         *,
         num_outputs: int,
-        max_unread_tokens: int,
+        most_unread: MostUnread,
         send: Callable[[ToEngine], None],
         forget: Callable[[int], None],
     ) -> None:
         self.request_id: Final = request_id
         self._num_open = num_outputs
-        self._max_unread_tokens = max_unread_tokens
+        self._most_unread = most_unread
+        self._num_unread_bytes = 0
         self._send = send
         self._forget = forget
         self._news = RequestNews()
@@ -132,10 +145,20 @@ class NewsStream:
             self._has_first_token = True
             news.first_token_ns = end_ns
         news.last_token_ns = end_ns
-        if len(output.token_ids) >= self._max_unread_tokens and not self._full:
+        if len(output.token_ids) >= self._most_unread.num_tokens and not self._full:
             self._full = True
             self._rest()
         self._has_news = True
+
+    def add_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
+        """Adds what a step told of the prompt."""
+        self._news.prompt_logprobs.append(logprobs)
+        self._num_unread_bytes += logprobs.size_bytes
+        if self._num_unread_bytes >= self._most_unread.num_prompt_bytes and not self._full:
+            self._full = True
+            self._rest()
+        self._has_news = True
+        self._has_tokens_only = False
 
     def end_output(self, ended: OutputEnded) -> None:
         """Adds the end of an output."""
@@ -194,6 +217,7 @@ class NewsStream:
 
     def _note_read(self) -> None:
         self._has_news = False
+        self._num_unread_bytes = 0
         if self._full:
             self._full = False
             self._go_on()
@@ -216,6 +240,10 @@ def deliver_step(step: StepNews, streams: Mapping[int, NewsStream]) -> list[News
     for started in step.started:
         if stream := streams.get(started.request_id):
             stream.start(started.cached_prompt_tokens, started.step_start_ns)
+            told.append(stream)
+    for part in step.prompt_logprobs:
+        if stream := streams.get(part.request_id):
+            stream.add_prompt_logprobs(part)
             told.append(stream)
     rows = zip(
         array("Q", step.request_ids),

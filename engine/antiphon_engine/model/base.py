@@ -20,8 +20,11 @@ class LanguageModel(Protocol):
     def load(self, checkpoint: Path, *, on_progress: OnProgress) -> None:
         """Reads the weights. Raises StartupError where they aren't exactly the model's."""
 
-    def logits(self, batch: StepBatch) -> Tensor:
-        """Returns float32 logits of the sampled tokens: [S, V]."""
+    def hidden_states(self, batch: StepBatch) -> Tensor:
+        """Returns what the layers make of a step's tokens: [T, H]. Fills their KV cache."""
+
+    def logits(self, hidden_SH: Tensor) -> Tensor:
+        """Returns float32 logits behind some of those tokens: [S, V]. Reads weights alone."""
 
 
 class ModelBuilder(Protocol):

@@ -1,6 +1,6 @@
 """What a model computes in one step.
 
-Shape suffixes: T tokens, S sampled tokens.
+Shape suffixes: T tokens.
 """
 
 from dataclasses import dataclass
@@ -18,6 +18,4 @@ class StepBatch:
     """int64; every id is known."""
     positions_T: Tensor
     """int64; 0 at a prompt's first token."""
-    sample_rows_S: Tensor
-    """int64; the tokens whose successor is asked for."""
     attention: StepAttention

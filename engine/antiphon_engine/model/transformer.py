@@ -1,6 +1,6 @@
 """The decoder-only transformer of the Llama and Qwen families.
 
-Shape suffixes: T tokens, S sampled tokens, H hidden size, V vocabulary.
+Shape suffixes: T tokens, S some of them, H hidden size, V vocabulary.
 """
 
 from pathlib import Path
@@ -55,12 +55,15 @@ class Transformer(nn.Module):
             on_progress=on_progress,
         )
 
-    def logits(self, batch: StepBatch) -> Tensor:
-        """Returns float32 logits of the sampled tokens: [S, V]."""
+    def hidden_states(self, batch: StepBatch) -> Tensor:
+        """See LanguageModel: [T, H], before the last norm."""
         x_TH = functional.embedding(batch.input_ids_T, self.embedding)
         rotation = self._rope.rotation(batch.positions_T, self._dtype)
         for layer in self.layers:
             x_TH = layer(x_TH, rotation, batch.attention)
-        x_SH = self.norm(x_TH[batch.sample_rows_S])
-        logits_SV: Tensor = self.head(x_SH)
+        return x_TH
+
+    def logits(self, hidden_SH: Tensor) -> Tensor:
+        """See LanguageModel: [S, V]."""
+        logits_SV: Tensor = self.head(self.norm(hidden_SH))
         return logits_SV.float()

@@ -74,6 +74,9 @@ struct SubmitSpec {
   std::uint64_t session = 0;  // 0: none
   Retention retention = {};
   std::int64_t arrival_ns = 0;  // when the engine was asked; told again by Times
+  // Leading tokens that may be taken from the cache. The others are computed once by the request
+  // itself, each in some step, since the caller wants what the model says there.
+  std::int32_t num_reusable = kAllTokens;
 };
 
 struct CoreStats {

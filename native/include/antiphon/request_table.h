@@ -73,6 +73,7 @@ struct alignas(64) Request {
   std::vector<std::uint64_t> block_hashes;  // of whole blocks, as far as they were needed
   std::int32_t max_output = 0;              // what the caller allows
   std::int32_t num_reached = 0;             // the most that were computed before its last pause
+  std::int32_t num_reusable = kAllTokens;   // leading tokens that others may have computed for it
   std::int32_t num_claimed = 0;             // of its prefix, on the device when it was let in
   std::vector<TokenId> end_ids;             // sorted
   std::vector<TokenId> stop_ids;            // sorted
@@ -95,6 +96,11 @@ struct alignas(64) Request {
   std::int32_t num_settled() const { return num_computed - num_inflight; }
   // Tokens to compute, those included that are not known yet.
   std::int32_t num_remaining() const { return num_known() + num_pending - num_computed; }
+  // The most leading tokens that it may take from the cache. What it has computed itself is among
+  // them; and one token is always left, since its logits give the next output token.
+  std::int32_t max_reused() const {
+    return std::min(num_known() - 1, std::max(num_reusable, num_reached));
+  }
   std::int32_t num_blocks() const { return static_cast<std::int32_t>(chain.blocks.size()); }
   // Blocks that it was promised and has yet to take.
   std::int32_t num_reserved() const { return std::max(blocks_promised - num_blocks(), 0); }

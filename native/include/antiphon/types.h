@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <source_location>
 #include <stdexcept>
 #include <string>
@@ -20,6 +21,7 @@ using Handle = std::uint64_t;  // index | generation << 32, never 0
 // Block 0 belongs to no request: rows that pad a step write there.
 inline constexpr BlockId kScratchBlock = 0;
 inline constexpr TokenId kUnknownToken = -1;  // a step in flight will bring it
+inline constexpr std::int32_t kAllTokens = std::numeric_limits<std::int32_t>::max();
 inline constexpr BlockId kNoBlock = -1;
 inline constexpr NodeId kNoNode = -1;
 inline constexpr SlotId kNoSlot = -1;
@@ -69,6 +71,7 @@ enum RowFlag : std::uint16_t {
   kFlagBias = 1U << 10,
   kFlagMinTokens = 1U << 11,
   kFlagGuided = 1U << 12,
+  kFlagPromptLogprobs = 1U << 13,
 };
 
 // Indices of StepBuffers::header.

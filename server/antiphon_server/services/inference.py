@@ -16,7 +16,7 @@ from antiphon.v1.inference_pb2 import (
     ValidateConstraintRequest,
     ValidateConstraintResponse,
 )
-from antiphon.v1.types_pb2 import Delta, GoAway
+from antiphon.v1.types_pb2 import Delta, GoAway, PromptPart
 from google.protobuf.message import Message
 from grpc.aio import ServicerContext
 
@@ -25,7 +25,6 @@ from antiphon_engine.api.messages import Scope
 from antiphon_server.answer_size import MAX_ANSWER_BYTES, check_answer_size
 from antiphon_server.caller import caller_of
 from antiphon_server.generation import Generation
-from antiphon_server.generation_spec import GenerationSpec
 from antiphon_server.long_calls import LongCalls
 from antiphon_server.offload import Offload
 from antiphon_server.request_preparation import RequestPreparation, Terms, start_of
@@ -78,9 +77,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         """Answers when all outputs are finished."""
         terms = self._terms(context)
         with self._record(request, terms, RequestKind.UNARY) as recorder:
-            generation, spec = await self._start(request, context, terms, recorder)
+            generation = await self._start(request, context, terms, recorder)
             with closing(generation), self._long_calls.hold(_OneRequest(generation)):
-                return await _collect(generation, spec)
+                return await _collect(generation)
 
     async def StreamGenerate(
         self,
@@ -91,7 +90,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         terms = self._terms(context)
         grace = Grace(grace_s=self._multiplex_limits.grace_s, clock_ns=self._clock_ns)
         with self._record(request, terms, RequestKind.STREAM) as recorder:
-            generation, spec = await self._start(request, context, terms, recorder)
+            generation = await self._start(request, context, terms, recorder)
             watch = ReaderWatch(grace, generation.close)
             with (
                 closing(generation),
@@ -99,7 +98,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 self._long_calls.hold(_OneRequest(generation)),
             ):
                 watch.start()
-                async with aclosing(stream_events(generation, spec)) as events:
+                async with aclosing(stream_events(generation)) as events:
                     async for event in events:
                         watch.begin_write()
                         yield event
@@ -162,14 +161,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         context: ServicerContext[GenerateRequest, ResponseT],
         terms: Terms,
         recorder: RequestRecorder,
-    ) -> tuple[Generation, GenerationSpec]:
+    ) -> Generation:
         """Checks all of a request, cheap checks first, and has it run."""
         checked = self._preparation.check(request, terms)
         spec = await self._preparation.render(request, checked, terms, recorder)
         generation = checked.generator.start(spec)
         recorder.follow(generation, spec)
         close_with(context, generation)
-        return generation, spec
+        return generation
 
 
 class _OneRequest:
@@ -200,13 +199,11 @@ def _slow_consumer(generation: Generation, grace: Grace) -> AntiphonError:
     )
 
 
-async def _collect(generation: Generation, spec: GenerationSpec) -> GenerateResponse:
+async def _collect(generation: Generation) -> GenerateResponse:
     """Reads a generation to its end; gives it up as soon as the answer is too large."""
     response = GenerateResponse()
     # Filled where they are: to copy large outputs at the end would hold the event loop up.
     outputs = [response.outputs.add(index=record.index) for record in generation.outputs]
-    if spec.config.want_prompt_token_ids:
-        response.prompt_token_ids.extend(spec.prompt_ids)
     size_bytes = response.ByteSize()
     async with aclosing(generation.events()) as events:
         async for event in events:
@@ -214,12 +211,18 @@ async def _collect(generation: Generation, spec: GenerationSpec) -> GenerateResp
                 output = outputs[event.output_index]
                 output.token_ids.extend(event.token_ids)
                 output.logprobs.extend(event.logprobs)
-                size_bytes += event.ByteSize()
-                if size_bytes > MAX_ANSWER_BYTES:
-                    raise _too_large(size_bytes)
+            elif isinstance(event, PromptPart):
+                response.prompt_token_ids.extend(event.token_ids)
+                # A stream's report has an empty entry for the first position; an answer has none.
+                has_first = bool(event.first_position)
+                response.prompt_logprobs.extend(event.logprobs[0 if has_first else 1 :])
             elif isinstance(event, GenerationCompleted):
                 response.usage.CopyFrom(event.usage)
                 response.timings.CopyFrom(event.timings)
+            if isinstance(event, Delta | PromptPart):
+                size_bytes += event.ByteSize()
+                if size_bytes > MAX_ANSWER_BYTES:
+                    raise _too_large(size_bytes)
     for output, record in zip(outputs, generation.outputs, strict=True):
         output.text = record.text
         output.reasoning = record.reasoning

@@ -206,7 +206,7 @@ class MultiplexedStream:
             self._end_wait(request)
             with closing(checked.generator.start(spec)) as generation:
                 recorder.follow(generation, spec)
-                await self._tell_of(request, generation, spec)
+                await self._tell_of(request, generation)
 
     async def _render(
         self, request: "_Request", start: Start, checked: Checked, recorder: RequestRecorder
@@ -225,9 +225,7 @@ class MultiplexedStream:
                 ErrorReason.TIMEOUT, "the deadline passed before the request could be queued"
             ) from None
 
-    async def _tell_of(
-        self, request: "_Request", generation: Generation, spec: GenerationSpec
-    ) -> None:
+    async def _tell_of(self, request: "_Request", generation: Generation) -> None:
         """Tells what comes of a request, to its last event. Raises AntiphonError."""
         request.generation = generation
         if self._outbox.full:
@@ -236,7 +234,7 @@ class MultiplexedStream:
             lambda delta: self._tell(_tagged(request.tag, StreamGenerateResponse(delta=delta))),
             may_take=lambda: not self._outbox.full,
         )
-        async with aclosing(stream_events(generation, spec)) as events:
+        async with aclosing(stream_events(generation)) as events:
             async for event in events:
                 tagged = _tagged(request.tag, event)
                 if event.HasField("completed"):

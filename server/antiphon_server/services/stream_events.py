@@ -4,16 +4,12 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from antiphon.v1.inference_pb2 import OutputFinished, StreamGenerateResponse, ToolCallReady
-from antiphon.v1.types_pb2 import Delta, GenerationStarted
+from antiphon.v1.types_pb2 import Delta, GenerationStarted, PromptPart
 
-from antiphon_server.convert import to_prompt_parts
 from antiphon_server.generation import Event, Generation
-from antiphon_server.generation_spec import GenerationSpec
 
 
-async def stream_events(
-    generation: Generation, spec: GenerationSpec
-) -> AsyncGenerator[StreamGenerateResponse, None]:
+async def stream_events(generation: Generation) -> AsyncGenerator[StreamGenerateResponse, None]:
     """Yields what a generation tells, as it happens; may be called once.
 
     Raises:
@@ -22,9 +18,6 @@ async def stream_events(
     async with aclosing(generation.events()) as events:
         async for event in events:
             yield _to_response(event)
-            if isinstance(event, GenerationStarted) and spec.config.want_prompt_token_ids:
-                for part in to_prompt_parts(spec.prompt_ids):
-                    yield StreamGenerateResponse(prompt_part=part)
 
 
 def _to_response(event: Event) -> StreamGenerateResponse:
@@ -32,6 +25,8 @@ def _to_response(event: Event) -> StreamGenerateResponse:
         return StreamGenerateResponse(delta=event)
     if isinstance(event, GenerationStarted):
         return StreamGenerateResponse(started=event)
+    if isinstance(event, PromptPart):
+        return StreamGenerateResponse(prompt_part=event)
     if isinstance(event, ToolCallReady):
         return StreamGenerateResponse(tool_call=event)
     if isinstance(event, OutputFinished):

@@ -13,13 +13,13 @@ from antiphon.v1.types_pb2 import (
     Delta,
     GenerationStarted,
     Output,
+    PromptPart,
 )
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.messages import Scope
 from antiphon_server.constraints.enforcement import ToolOffer, constraint_of
 from antiphon_server.constraints.request import CheckedConstraint
-from antiphon_server.convert import to_prompt_parts
 from antiphon_server.endurance import Attempts, Endurance
 from antiphon_server.generation import Event, Generation
 from antiphon_server.generation_output import NewTokens
@@ -120,7 +120,7 @@ async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings)
     turn.recorder.follow(generation, spec)
     checkpoints = Checkpoints(place, generation, attempts=attempts, limits=surroundings.limits)
     checkpoints.skip_kept(len(spec.resumed.token_ids))
-    await _follow(turn, generation, checkpoints, spec, store=surroundings.store)
+    await _follow(turn, generation, checkpoints, store=surroundings.store)
     tokenizer = find_model(surroundings.models, context.model).tokenizer
     again = replace(text_spec(spec), stop_strings=())
     outcome = _outcome(turn, generation, prepared)
@@ -219,12 +219,7 @@ async def _count_attempt(turn: LiveTurn, place: CheckpointPlace, *, most: int) -
 
 
 async def _follow(
-    turn: LiveTurn,
-    generation: Generation,
-    checkpoints: Checkpoints,
-    spec: GenerationSpec,
-    *,
-    store: SessionStore,
+    turn: LiveTurn, generation: Generation, checkpoints: Checkpoints, *, store: SessionStore
 ) -> None:
     """Tells a turn's log of its generation, to the end. Raises AntiphonError: it failed.
 
@@ -239,7 +234,9 @@ async def _follow(
         elif isinstance(event, ToolCallReady):
             turn.log.append(TurnEvent(tool_call=event.tool_call))
         elif isinstance(event, GenerationStarted):
-            _tell_start(turn, event, spec)
+            turn.log.append(TurnEvent(started=event))
+        elif isinstance(event, PromptPart):
+            turn.log.append(TurnEvent(prompt_part=event))
 
     try:
         turn.follow(generation)
@@ -261,14 +258,6 @@ async def _follow(
         turn.message.timings.CopyFrom(generation.timings)
         checkpoints.close()
         generation.close()
-
-
-def _tell_start(turn: LiveTurn, started: GenerationStarted, spec: GenerationSpec) -> None:
-    """Tells a turn's log that its generation has begun, and the prompt where it was asked for."""
-    turn.log.append(TurnEvent(started=started))
-    prompt_ids = spec.prompt_ids if spec.config.want_prompt_token_ids else ()
-    for part in to_prompt_parts(prompt_ids):
-        turn.log.append(TurnEvent(prompt_part=part))
 
 
 def _outcome(turn: LiveTurn, generation: Generation, prepared: Prepared) -> Outcome:

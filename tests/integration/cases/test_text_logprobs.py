@@ -88,6 +88,27 @@ async def test_stop_strings_that_never_come_change_no_entry(tiny: RunningServer)
         assert values[0] == pytest.approx(values[1], abs=1e-4)
 
 
+async def test_prompts_are_told_of_cold_and_warm_as_the_reference_does(
+    tiny: RunningServer, logits: LogitReference
+) -> None:
+    request = request_for()
+    plain = [await ask(tiny, request) for _ in range(2)]
+    request.config.output.prompt_logprobs = True
+    told = [await ask(tiny, request) for _ in range(2)]
+
+    reference = logits.logprobs_behind(PROMPT[:1], PROMPT[1:])
+    for answer in told:
+        entries = answer.prompt_logprobs
+        assert [entry.chosen.token_id for entry in entries] == PROMPT[1:]
+        for entry, logprobs in zip(entries, reference, strict=False):
+            assert entry.chosen.logprob == pytest.approx(logprobs[entry.chosen.token_id], abs=1e-3)
+            likeliest = np.sort(logprobs)[::-1][:3]
+            assert [top.logprob for top in entry.top] == pytest.approx(likeliest.tolist(), abs=1e-3)
+        assert answer.output.token_ids == plain[0].output.token_ids
+        assert answer.usage.cached_prompt_tokens == 0
+    assert plain[1].usage.cached_prompt_tokens > 0
+
+
 @pytest.mark.parametrize("top_logprobs", [0, 1, 20])
 async def test_as_many_entries_come_as_were_asked_for(
     tiny: RunningServer, top_logprobs: int

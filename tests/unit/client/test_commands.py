@@ -94,6 +94,57 @@ async def test_generate_sends_only_the_flags_that_are_given():
     )
 
 
+class Foretelling(Answering):
+    """Tells of its prompt before it answers."""
+
+    entries = (
+        types_pb2.PositionLogprobs(),
+        types_pb2.PositionLogprobs(
+            chosen=types_pb2.TokenLogprob(token=b" be\n", logprob=-1.25),
+            top=[
+                types_pb2.TokenLogprob(token="ä".encode(), logprob=-0.5),
+                types_pb2.TokenLogprob(token=b"\xff", logprob=-1),
+            ],
+        ),
+        types_pb2.PositionLogprobs(chosen=types_pb2.TokenLogprob(token=b"\x1b", logprob=-2)),
+    )
+
+    async def StreamGenerate(self, request, context):
+        parts = [
+            types_pb2.PromptPart(first_position=first, logprobs=self.entries[first:end])
+            for first, end in ((0, 2), (2, 3))
+        ]
+        for part in parts:
+            yield inference_pb2.StreamGenerateResponse(prompt_part=part)
+        async for event in super().StreamGenerate(request, context):
+            yield event
+
+    async def Generate(self, request, context):
+        answer = await super().Generate(request, context)
+        answer.prompt_logprobs.extend(self.entries[1:])
+        return answer
+
+
+async def test_generate_says_how_likely_the_prompt_is(capsys):
+    servicer = Foretelling()
+    lines = [
+        "     0  (nothing is before it)",
+        "     1   -1.2500  ' be\\n'  | 'ä' -0.5000  b'\\xff' -1.0000",
+        "     2   -2.0000  '\\x1b'",
+    ]
+
+    await generate(servicer, "--prompt-logprobs", "2", "to be")
+    streamed = capsys.readouterr()
+    await generate(servicer, "--prompt-logprobs", "2", "-n", "2", "to be")
+    whole = capsys.readouterr()
+
+    assert streamed.out == "Good day\n"
+    assert streamed.err.splitlines() == lines
+    assert whole.err.splitlines() == lines[1:]
+    asked = types_pb2.OutputOptions(prompt_logprobs=True, top_logprobs=2)
+    assert [request.config.output for request in servicer.requests] == [asked, asked]
+
+
 async def test_generate_reads_standard_input():
     servicer = Answering()
 
@@ -228,6 +279,7 @@ def test_a_server_that_is_not_there_is_one_line_and_status_3(command, capsys):
         (["generate", "--max-tokens", "-1", "x"], "--max-tokens"),
         (["generate", "--min-tokens", "-1", "x"], "--min-tokens"),
         (["generate", "-n", "-1", "x"], "--num-outputs"),
+        (["generate", "--prompt-logprobs", "-1", "x"], "--prompt-logprobs"),
         (["chat", "--seed", "-1"], "--seed"),
         (["generate", "--raw", "--instructions", "y", "x"], "--instructions"),
         (["chat", "--session", "s", "--instructions", "y"], "--instructions"),

@@ -58,6 +58,38 @@ def test_tokens_that_were_reported_are_not_reported_again():
     assert (reader.text, reader.token_ids) == ("abc", [1, 2, 3])
 
 
+def prompt_parts(cuts, *, epoch, logprobs=True):
+    """A prompt of 12 tokens, told in parts that end at `cuts`."""
+    told = [types_pb2.PositionLogprobs(top=[types_pb2.TokenLogprob(token_id=i)]) for i in range(12)]
+    for sequence, (first, end) in enumerate(zip([0, *cuts], cuts, strict=False), start=1):
+        part = types_pb2.PromptPart(
+            first_position=first,
+            token_ids=range(first, end),
+            logprobs=told[first:end] if logprobs else (),
+        )
+        yield Event(
+            turn_id="t", epoch=epoch, first_sequence=sequence, sequence=sequence, prompt_part=part
+        )
+
+
+@given(
+    first=st.sets(st.integers(1, 11)),
+    again=st.sets(st.integers(1, 11)),
+    num_first=st.integers(0, 12),
+)
+def test_a_prompt_that_is_told_again_in_other_parts_is_read_once(first, again, num_first):
+    transcript = Transcript("t")
+    told = [*prompt_parts([*sorted(first), 12], epoch=1)][:num_first]
+    told += prompt_parts([*sorted(again), 12], epoch=2)
+
+    news = [event.prompt_part for event in told for event in transcript.take(event)]
+
+    assert [token_id for part in news for token_id in part.token_ids] == list(range(12))
+    assert [entry.top[0].token_id for part in news for entry in part.logprobs] == list(range(12))
+    starts = [part.first_position for part in news]
+    assert starts == [part.token_ids[0] for part in news]
+
+
 def test_other_tokens_behind_the_same_text_are_another_answer():
     reader = Reader()
     reader.take(piece("ab", 1, token_ids=[1, 2]))

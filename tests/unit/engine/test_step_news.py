@@ -8,7 +8,7 @@ from antiphon_engine.api.messages import FinishReason, StepNews
 from antiphon_engine.api.request_times import Rest
 from antiphon_engine.requests import Requests
 from antiphon_engine.step_executor import StepBuffers, make_buffers
-from antiphon_engine.step_news import collect_news
+from antiphon_engine.step_news import StepLogprobs, collect_news
 from support.loop_harness import request
 
 FIRST_LIFE, SECOND_LIFE = 5 | 1 << 32, 5 | 2 << 32
@@ -62,7 +62,7 @@ def step(handle: int, *, flags: int = 0, result: tuple[int, int, int, int]) -> S
 
 
 def news_of(plan: StepBuffers, requests: Requests) -> StepNews:
-    return collect_news(plan, None, requests, start_ns=1, end_ns=2)
+    return collect_news(plan, StepLogprobs(), requests, start_ns=1, end_ns=2)
 
 
 def test_row_of_a_request_that_has_ended_says_nothing_of_who_has_its_place_now() -> None:

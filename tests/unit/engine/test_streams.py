@@ -13,6 +13,7 @@ from antiphon_engine.api.messages import (
     GenerationRequest,
     Hold,
     OutputEnded,
+    PromptLogprobs,
     Release,
     SamplingParams,
     Started,
@@ -21,7 +22,7 @@ from antiphon_engine.api.messages import (
     ToEngine,
     TokenLogprobs,
 )
-from antiphon_engine.api.streams import NewsStream, deliver_step
+from antiphon_engine.api.streams import MostUnread, NewsStream, deliver_step
 
 
 class Desk:
@@ -32,12 +33,16 @@ class Desk:
         self.sent: list[ToEngine] = []
 
     def open(
-        self, request_id: int, num_outputs: int = 1, max_unread_tokens: int = 1000
+        self,
+        request_id: int,
+        num_outputs: int = 1,
+        max_unread_tokens: int = 1000,
+        max_unread_bytes: int = 1000,
     ) -> NewsStream:
         self.streams[request_id] = NewsStream(
             request_id,
             num_outputs=num_outputs,
-            max_unread_tokens=max_unread_tokens,
+            most_unread=MostUnread(num_tokens=max_unread_tokens, num_prompt_bytes=max_unread_bytes),
             send=self.sent.append,
             forget=self.streams.pop,
         )
@@ -114,6 +119,36 @@ async def test_each_reading_has_only_what_came_since_the_last() -> None:
 
     assert (news.cached_prompt_tokens, news.first_token_ns) == (None, 0)
     assert news.outputs[0].token_ids == [6]
+
+
+async def test_a_request_rests_while_too_much_of_its_prompt_is_unread() -> None:
+    desk = Desk()
+    stream = desk.open(1, max_unread_bytes=64)
+
+    def told(first_position: int) -> PromptLogprobs:
+        return PromptLogprobs(
+            request_id=1,
+            first_position=first_position,
+            chosen=bytes(4 * 4),
+            num_top=1,
+            top_ids=bytes(4 * 4),
+            top_logprobs=bytes(4 * 4),
+        )
+
+    desk.step(started=[Started(request_id=1, cached_prompt_tokens=0, step_start_ns=77)])
+    desk.step(prompt_logprobs=[told(1)])
+    assert not desk.sent
+    desk.step(prompt_logprobs=[told(5)])
+    assert desk.sent == [Hold(request_id=1)]
+    desk.step((1, 0, 5), prompt_logprobs=[told(9)])
+
+    news = await stream.next()
+
+    assert [part.first_position for part in news.prompt_logprobs] == [1, 5, 9]
+    assert news.outputs[0].token_ids == [5]
+    assert desk.sent == [Hold(request_id=1), Release(request_id=1)]
+    desk.step(prompt_logprobs=[told(13)])
+    assert len(desk.sent) == 2
 
 
 async def test_logprobs_go_with_their_tokens() -> None:

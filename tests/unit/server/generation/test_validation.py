@@ -217,13 +217,12 @@ def test_choices_that_were_not_made_are_refused(
     [
         (ToolChoice(mode=ToolChoice.MODE_REQUIRED), "tools", "tool_choice"),
         (ToolChoice(tool_name="clock"), "tools", "tool_choice"),
-        (OutputOptions(prompt_logprobs=True), "prompt_logprobs", "output.prompt_logprobs"),
         (ReasoningConfig(enabled=False), "reasoning", "reasoning.enabled"),
         (ReasoningConfig(max_tokens=1), "reasoning", "reasoning.max_tokens"),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(
-    config: Constraint | ToolChoice | OutputOptions | ReasoningConfig,
+    config: ToolChoice | ReasoningConfig,
     capability: str,
     field: str,
     model: ServedModel,
@@ -237,6 +236,19 @@ def test_what_is_not_built_is_refused_by_name(
     assert caught.value.metadata == {"capability": capability, "field": f"config.{field}"}
     offered = getattr(model.describe().capabilities, capability)
     assert not offered
+
+
+def test_prompts_are_told_of_with_as_many_tokens_as_outputs(model: ServedModel) -> None:
+    plain = resolve(GenerationConfig(output=OutputOptions(top_logprobs=3)), model)
+    alone = resolve(GenerationConfig(output=OutputOptions(prompt_logprobs=True)), model)
+    both = OutputOptions(prompt_logprobs=True, top_logprobs=3)
+
+    assert model.describe().capabilities.prompt_logprobs
+    assert (plain.prompt_logprobs, plain.top_logprobs) == (None, 3)
+    assert (alone.prompt_logprobs, alone.top_logprobs) == (0, None)
+    resolved = resolve(GenerationConfig(output=both), model)
+    assert (resolved.prompt_logprobs, resolved.top_logprobs) == (3, 3)
+    assert resolved.effective.output.prompt_logprobs
 
 
 def test_adapters_are_refused_by_name(model: ServedModel) -> None:
