@@ -120,7 +120,8 @@ class Executor:
                 (0, self.model_config.vocabulary_size), device=self.device.torch_device
             )
         launch.hidden_TH = self._model.hidden_states(self._batch(step))
-        sample_rows_S = step["sample_rows"][: header[_native.HEADER_NUM_SAMPLES]]
+        num_samples = int(step["sample_indptr"][header[_native.HEADER_NUM_ROWS]])
+        sample_rows_S = step["sample_rows"][:num_samples]
         return self._model.logits(launch.hidden_TH[self.device.upload(sample_rows_S).long()])
 
     @torch.inference_mode()

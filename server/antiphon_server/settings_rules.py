@@ -97,7 +97,8 @@ RULES: Final[Mapping[str, Range | Choice]] = {
     "engine.host_cache_bytes": _BYTES,
     "engine.block_tokens": Choice(("8", "16", "32", "64", "128")),
     "engine.max_rows": Range(1, 4096),
-    "engine.max_step_tokens": Range(1, 1 << 20),
+    # What a step tells of prompts has to fit a frame of the link to the engine.
+    "engine.max_step_tokens": Range(1, 1 << 18),
     "engine.max_requests": _COUNT,
     "engine.capacity_policy": Choice(("guaranteed_no_evict", "max_utilization", "static_batch")),
     "engine.watermark_blocks": Range(-1, 1 << 24),

@@ -155,7 +155,9 @@ class LoopHarness:
         for started in news.started:
             heard.started[started.request_id].append(started)
         for part in news.prompt_logprobs:
-            assert (part.request_id, 0) not in heard.tokens, "of the prompt, behind a token"
+            key = part.request_id, 0
+            assert key not in heard.tokens, "told of a prompt behind a token"
+            assert key not in heard.ended, "told of a prompt behind its request's end"
             heard.prompts[part.request_id].append(part)
         for request_id, output_index, token_id in zip(
             array("Q", news.request_ids),
