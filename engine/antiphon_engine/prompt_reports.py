@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antiphon_engine import _native
-from antiphon_engine.api.messages import PromptLogprobs
+from antiphon_engine.api.prompt_logprobs import PromptLogprobs
 from antiphon_engine.prompt_scores import ScoredTokens, TokenScores
 from antiphon_engine.requests import Requests
 from antiphon_engine.step_executor import StepBuffers

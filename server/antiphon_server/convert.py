@@ -16,6 +16,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from antiphon_engine.api import messages
 from antiphon_engine.api.errors import StartupError
+from antiphon_engine.api.prompt_logprobs import PromptLogprobs
 from antiphon_server.validation_sampling import RANGES
 
 _MAX_UINT32: Final = 2**32 - 1
@@ -64,7 +65,7 @@ def to_position_logprobs(
 
 
 def to_prompt_logprobs(
-    token_ids: Sequence[int], logprobs: messages.PromptLogprobs, tokenizer: TokenBytes
+    token_ids: Sequence[int], logprobs: PromptLogprobs, tokenizer: TokenBytes
 ) -> list[PositionLogprobs]:
     """Returns the log-probabilities of a prompt's positions where `token_ids` stand."""
     chosen = array("f", logprobs.chosen)

@@ -5,7 +5,7 @@ from typing import Final
 
 from antiphon.v1.types_pb2 import PositionLogprobs, PromptPart
 
-from antiphon_engine.api.messages import PromptLogprobs
+from antiphon_engine.api.prompt_logprobs import PromptLogprobs
 from antiphon_server.convert import TokenBytes, to_prompt_logprobs, to_prompt_parts
 from antiphon_server.validation import ResolvedConfig
 

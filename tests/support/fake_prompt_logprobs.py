@@ -3,6 +3,7 @@
 from array import array
 
 from antiphon_engine.api.messages import GenerationRequest, PromptLogprobs
+from antiphon_engine.api.prompt_logprobs import PromptLogprobs
 
 
 def foretold(token_id: int) -> float:

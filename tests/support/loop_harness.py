@@ -15,7 +15,6 @@ from antiphon_engine.api.messages import (
     FinishReason,
     GenerationRequest,
     OutputEnded,
-    PromptLogprobs,
     ReadStats,
     RequestFailed,
     SamplingParams,
@@ -27,6 +26,7 @@ from antiphon_engine.api.messages import (
     TokenLogprobs,
 )
 from antiphon_engine.api.process import EngineLogging, EngineStart
+from antiphon_engine.api.prompt_logprobs import PromptLogprobs
 from antiphon_engine.engine_process import LoadedModel, loop_settings, make_parts
 from antiphon_engine.grammar.base import mask_words
 from antiphon_engine.grammar.filling import MaskFiller

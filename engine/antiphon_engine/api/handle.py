@@ -12,11 +12,11 @@ from antiphon_engine.api.messages import (
     CoreStats,
     FinishReason,
     GenerationRequest,
-    PromptLogprobs,
     Ready,
     Scope,
     TokenLogprobs,
 )
+from antiphon_engine.api.prompt_logprobs import PromptLogprobs
 from antiphon_engine.api.request_times import RequestTimes
 
 MAX_UNREAD_BYTES: Final = 1 << 20

@@ -13,11 +13,11 @@ from antiphon_engine.api.messages import (
     FinishOutput,
     Hold,
     OutputEnded,
-    PromptLogprobs,
     Release,
     StepNews,
     ToEngine,
 )
+from antiphon_engine.api.prompt_logprobs import PromptLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

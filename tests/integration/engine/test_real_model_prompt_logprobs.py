@@ -14,10 +14,10 @@ from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.messages import (
     GenerationRequest,
     Hold,
-    PromptLogprobs,
     Release,
     StopParams,
 )
+from antiphon_engine.api.prompt_logprobs import PromptLogprobs
 from antiphon_engine.executor import Executor
 from antiphon_engine.loading import describe
 from support.loop_harness import LoopHarness, request, running_loop_of

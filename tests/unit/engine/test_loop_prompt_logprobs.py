@@ -13,10 +13,10 @@ from antiphon_engine.api.messages import (
     Cancel,
     FinishReason,
     Hold,
-    PromptLogprobs,
     Release,
     StopParams,
 )
+from antiphon_engine.api.prompt_logprobs import PromptLogprobs
 from support.loop_harness import Heard, LoopHarness, request, running_loop
 from support.scripted_engine import Script, ScriptedExecutor
 

@@ -13,7 +13,6 @@ from antiphon_engine.api.messages import (
     GenerationRequest,
     Hold,
     OutputEnded,
-    PromptLogprobs,
     Release,
     SamplingParams,
     Started,
@@ -22,6 +21,7 @@ from antiphon_engine.api.messages import (
     ToEngine,
     TokenLogprobs,
 )
+from antiphon_engine.api.prompt_logprobs import PromptLogprobs
 from antiphon_engine.api.streams import MostUnread, NewsStream, deliver_step
 
 

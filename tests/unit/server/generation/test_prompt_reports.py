@@ -21,10 +21,10 @@ from antiphon.v1.types_pb2 import (
 from antiphon_engine.api.handle import EngineState
 from antiphon_engine.api.messages import (
     GenerationRequest,
-    PromptLogprobs,
     SamplingParams,
     StopParams,
 )
+from antiphon_engine.api.prompt_logprobs import PromptLogprobs
 from antiphon_server.endurance import Attempts, Endurance
 from antiphon_server.generation import Event
 from antiphon_server.generation_output import NewTokens
