@@ -2,7 +2,7 @@
 
 from array import array
 
-from antiphon_engine.api.messages import GenerationRequest, PromptLogprobs
+from antiphon_engine.api.messages import GenerationRequest
 from antiphon_engine.api.prompt_logprobs import PromptLogprobs
 
 
