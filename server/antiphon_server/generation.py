@@ -110,9 +110,8 @@ class Generation:
                     news = await self._next_news()
                 except AntiphonError:
                     if not self._told_resumed:
-                        async with aclosing(self._beginning(None)) as beginning:
-                            async for event in beginning:
-                                yield event
+                        for event in [event async for event in self._beginning(None)]:
+                            yield event
                     raise
                 if self._closed:
                     return
@@ -293,10 +292,7 @@ class Generation:
         return parts
 
     async def _beginning(self, news: RequestNews | None) -> AsyncGenerator[Event, None]:
-        """Yields what is due before new output: the start, the prompt, output from before.
-
-        Where `news` is None, no more comes of the prompt.
-        """
+        """Yields what is due before new output: the start, the prompt, output from before."""
         if not self._told_start:
             self._told_start = True
             yield self._started()
