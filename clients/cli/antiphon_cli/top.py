@@ -91,8 +91,12 @@ async def _draw(client: AdminClient, arguments: argparse.Namespace, console: Con
     live = Live(view, console=console, screen=True, auto_refresh=False)
 
     def show_loss(error: ServerError) -> None:
-        view.lose(explain(error, arguments.target, port=_PORT))
-        live.refresh()
+        trouble = explain(error, arguments.target, port=_PORT)
+        is_new = view.lose(trouble)
+        if live.is_started:
+            live.refresh()
+        elif is_new:
+            complain(f"{trouble}; trying again")
 
     async def follow() -> None:
         async for stats in stream:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import grpc
 import pytest
-from antiphon.v1 import admin_pb2, admin_pb2_grpc
+from antiphon.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import error_details_pb2
@@ -230,6 +230,37 @@ async def test_screen_is_drawn_and_left_as_it_was(key: str, status: int):
 
     async with serving(admin=Engine()) as target:
         assert await asyncio.to_thread(use, target) == status
+
+
+async def test_screen_tells_of_a_server_that_is_away_and_waits_for_it():
+    def use(target: str) -> int:
+        with top_at_terminal(target, kind="xterm") as terminal:
+            terminal.expect("running 3")
+            terminal.expect("no more (ENGINE_DOWN); trying again")
+            terminal.expect("running 3")
+            terminal.type("q")
+            return terminal.wait()
+
+    async with serving(admin=Engine(num_samples=1)) as target:
+        assert await asyncio.to_thread(use, target) == 0
+
+
+async def test_engine_that_is_not_there_yet_is_waited_for_in_sight():
+    def use(target: str) -> int:
+        with top_at_terminal(target, kind="xterm") as terminal:
+            terminal.expect("antiphon: no more (ENGINE_DOWN); trying again")
+            terminal.type(CTRL_C)
+            return terminal.wait()
+
+    async with serving(admin=Engine(num_samples=0)) as target:
+        assert await asyncio.to_thread(use, target) == 130
+
+
+async def test_port_for_clients_is_told_from_the_right_one(capsys):
+    async with serving(inference=inference_pb2_grpc.InferenceServiceServicer()) as target:
+        assert await run(target, "--once") == 1
+
+    assert "name the port for administration" in capsys.readouterr().err
 
 
 async def test_dumb_terminals_get_looks_line_by_line():
