@@ -64,7 +64,10 @@ async def test_a_call_that_was_told_is_durable(tmp_path: Path) -> None:
     async with calling_bench(tmp_path, create=False, store=left) as bench:
         bench.says(BOTH)
         again = await bench.follow()
+        (taken_up,) = bench.engine.requests
 
+    resumed = bench.server.model.tokenizer.decode(taken_up.resumed, skip_special_tokens=False)
+    assert BERN in resumed
     assert calls_in(again)[0] == calls_in(events)[0]
     assert len(calls_in(again)) == 2
     assert {event.epoch for event in again}.isdisjoint({event.epoch for event in events})
@@ -82,6 +85,7 @@ async def test_a_call_that_ends_with_the_last_token_is_not_drawn_once_more(
         call.cancel()
     async with calling_bench(tmp_path, create=False, store=left) as bench:
         again = await bench.follow()
+        assert not bench.engine.requests
         bench.says("Fine.")
         answered = fold_turn(await bench.run(result(calls_in(again)[0]), turn_id="t2"))
 
