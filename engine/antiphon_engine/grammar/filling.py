@@ -218,6 +218,8 @@ class MaskFiller:
                 if worker.task is not task:
                     return
                 self._keep(worker, scratch, error)
+            # A thread that waits for its next task keeps nothing of the last request.
+            del task
 
     def _next(self, worker: "_Worker") -> FillTask | None:
         """Waits for a task; None: the thread is to end."""
