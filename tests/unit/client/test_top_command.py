@@ -115,8 +115,8 @@ def test_bar_is_to_scale():
 
 
 def test_first_look_and_another_engine_have_no_rates():
-    restarted = sample(1)
-    restarted.start_time.seconds += 50
+    restarted = sample(20)
+    restarted.start_time.seconds += 15
 
     assert rates(None, sample(1)) is None
     assert rates(sample(9), restarted) is None
