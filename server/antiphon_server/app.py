@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import random
 import secrets
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -34,6 +36,7 @@ from antiphon_server.generator import Generator
 from antiphon_server.interceptors import CallInterceptor
 from antiphon_server.listen import Address
 from antiphon_server.long_calls import LongCalls
+from antiphon_server.metering import Metering
 from antiphon_server.offload import Offload
 from antiphon_server.request_preparation import RequestPreparation
 from antiphon_server.served_model import ServedModel
@@ -51,6 +54,8 @@ from antiphon_server.sessions.sqlite_store import SqliteStore
 from antiphon_server.settings import describe
 from antiphon_server.stream_ages import StreamAges
 from antiphon_server.supervision import Supervision
+from antiphon_server.telemetry.figures import TelemetryFigures
+from antiphon_server.telemetry.gauges import FrontEndState
 from antiphon_server.telemetry.providers import new_telemetry
 from antiphon_server.transport import Guard, take_ports
 
@@ -88,11 +93,24 @@ class Server:
         self._config = config
         self._now = now
         self._start_time = now()
-        self.telemetry: Final = new_telemetry(config.telemetry)
         self._offload = Offload(
             num_threads=config.limits.offload_threads, max_pending=config.limits.max_offloaded_jobs
         )
         self._entrance = Entrance(config, now=now)
+        figures, instance_id = TelemetryFigures(), str(uuid.uuid4())
+        self.metering: Final = Metering(
+            config,
+            self._entrance,
+            methods=_method_names(),
+            instance_id=instance_id,
+            figures=figures,
+        )
+        self.telemetry: Final = new_telemetry(
+            config.telemetry,
+            instance_id=instance_id,
+            figures=figures,
+            more_sinks=self.metering.sinks,
+        )
         self._ports = take_ports(
             config.server,
             main=self._guard(self.supervision.call, needs_admin=False),
@@ -128,6 +146,7 @@ class Server:
             return
         self._answers = True
         self._entrance.keep_up()
+        self.metering.start()
         for port, services, files in (
             (self._ports.admin, self._admin_services, ADMIN_FILES),
             (self._ports.main, self._main_services, MAIN_FILES),
@@ -205,6 +224,7 @@ class Server:
         self.draining.follow(self._registry)
         self._add_main_services(by_name, generators, self._registry)
         self._add_admin_services(by_name, self._registry)
+        self.metering.follow(models, partial(self._front_end_state, self._registry))
         self._main_services.open()
         self._admin_services.open()
         self.supervision.follow([model.engine for model in models])
@@ -220,6 +240,7 @@ class Server:
         drained = await self.draining.leave(max(0.0, limit_s - min(_CLOSING_S, limit_s / 4)))
         await self._ports.main.server.stop(0)
         await self.supervision.wait_idle(_CUT_OFF_S)
+        await self.metering.look()
         registry, self._registry = self._registry, None
         if registry is not None:
             await registry.close()
@@ -231,8 +252,25 @@ class Server:
         await self._ports.admin.server.stop(0)
         await self._entrance.close()
         self._offload.close()
-        await self.telemetry.close(self._config.telemetry.flush_limit_s)
+        flush_limit_s = self._config.telemetry.flush_limit_s
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.telemetry.close(flush_limit_s))
+            group.create_task(self.metering.close(flush_limit_s))
         return drained.num_cancelled + drained.num_left + drained.num_calls
+
+    def _front_end_state(self, registry: SessionRegistry) -> FrontEndState:
+        num_turns, num_queued = registry.num_live_turns, registry.num_queued_turns
+        return FrontEndState(
+            version=metadata.version("antiphon"),
+            is_serving=self.supervision.serving,
+            is_store_writable=self.supervision.store_writable,
+            num_sessions=registry.num_sessions,
+            num_running_turns=num_turns - num_queued,
+            num_queued_turns=num_queued,
+            num_calls=self.supervision.num_calls,
+            num_streams=self._long_calls.num_open,
+            quota_refusals=dict(self._entrance.tenancy.quotas.num_refused),
+        )
 
     def _guard(
         self, count_call: Callable[[], AbstractContextManager[None]], *, needs_admin: bool
@@ -311,6 +349,16 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         shown = [*names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name]
         reflection.enable_server_reflection([*shown, reflection.SERVICE_NAME], server)
+
+
+def _method_names() -> list[str]:
+    """Returns all methods of both ports, as `antiphon.v1.Service/Method`."""
+    return [
+        f"{service.full_name}/{method.name}"
+        for file in (*MAIN_FILES, *ADMIN_FILES)
+        for service in file.services_by_name.values()
+        for method in service.methods
+    ]
 
 
 def _service_names(files: Sequence[FileDescriptor]) -> list[str]:

@@ -186,13 +186,13 @@ class LoggingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetryConfig:
-    """What goes to a collector. Nothing does where none is named.
+    """What is told of the server: to a collector, and to Prometheus. Nothing where none is named.
 
     Where a setting is not made, the OTEL_ variable of the same meaning holds.
     """
 
     enabled: bool = True
-    """false: nothing is told to a collector, whatever else is set."""
+    """false: nothing is traced and nothing measured, whatever else is set."""
     service_name: str = "antiphon"
     """As what the server shows there."""
     otlp_endpoint: str = ""
@@ -201,6 +201,15 @@ class TelemetryConfig:
     """Whether traces go to a collector, where one is named."""
     traces_endpoint: str = ""
     """Where traces go in place of otlp_endpoint."""
+    metrics: bool = True
+    """Whether metrics go to a collector, where one is named."""
+    metrics_endpoint: str = ""
+    """Where metrics go in place of otlp_endpoint."""
+    metrics_interval_s: float = 60.0
+    """How often they go there."""
+    prometheus_listen: str = ""
+    """Where Prometheus reads metrics over HTTP, such as 127.0.0.1:9464; empty: nowhere. Whoever may
+    use the admin port may read them."""
     sampler: str = "parentbased_traceidratio"
     """Which traces are kept, by the names that OTEL_TRACES_SAMPLER takes."""
     sample_ratio: float = 1.0

@@ -128,6 +128,36 @@ def bind(
     return TcpAddress(address.host, port) if isinstance(address, TcpAddress) else address
 
 
+def listening_socket(
+    address: Address, *, key: str, socket_mode: int = 0o600
+) -> tuple[socket.socket, Address]:
+    """Takes the address for a server that is not gRPC's; returns it with its real port.
+
+    The same holds as for `bind`.
+
+    Raises:
+        StartupError: it can't be had; names the setting, the address and why.
+    """
+    try:
+        _probe(address)
+        if isinstance(address, SocketAddress):
+            with _files_of_mode(socket_mode):
+                taken = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                taken.bind(address.path)
+            return taken, address
+        # One family is enough: [::] takes the other one in.
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        taken = socket.create_server(
+            (address.host, address.port),
+            family=family,
+            dualstack_ipv6=address.host == "::",
+        )
+    except OSError as error:
+        reason = _explain(address, error)
+        raise StartupError(f"{key}: can't listen on {address}: {reason}") from error
+    return taken, TcpAddress(address.host, taken.getsockname()[1])
+
+
 @contextlib.contextmanager
 def _files_of_mode(mode: int) -> Iterator[None]:
     """Makes files that are made meanwhile have the mode from their first moment."""

@@ -18,6 +18,11 @@ class LongCalls:
         self._calls: set[LongCall] = set()
         self._cut: AntiphonError | None = None
 
+    @property
+    def num_open(self) -> int:
+        """How many are open."""
+        return len(self._calls)
+
     @contextlib.contextmanager
     def hold(self, call: LongCall) -> Iterator[None]:
         """Counts a call as open until the block ends."""

@@ -17,7 +17,7 @@ from antiphon_engine.api.errors import StartupError
 from antiphon_server.config import Config
 from antiphon_server.settings_rules import Value, check_value
 from antiphon_server.telemetry.otel_environment import check_endpoints, from_otel_environment
-from antiphon_server.transport import check_addresses
+from antiphon_server.transport import check_address, check_addresses
 
 ENVIRONMENT_PREFIX: Final = "ANTIPHON_"
 
@@ -66,6 +66,9 @@ def load_config(
     config = _with_user_folders(_build(values), environ)
     check_addresses(config.server)
     check_endpoints(config.telemetry)
+    if config.telemetry.prometheus_listen:
+        listen = config.telemetry.prometheus_listen
+        check_address(listen, "telemetry.prometheus_listen", config.server)
     return config
 
 

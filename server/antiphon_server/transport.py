@@ -74,7 +74,7 @@ def check_addresses(config: ServerConfig) -> Mapping[str, Address]:
         raise StartupError("server.tls_client_ca needs server.tls_cert and server.tls_key")
     parse_mode(config.socket_mode, key="server.socket_mode")
     named = {"server.listen": config.listen, "server.admin_listen": config.admin_listen}
-    addresses = {key: _checked_address(text, key, config) for key, text in named.items()}
+    addresses = {key: check_address(text, key, config) for key, text in named.items()}
     main, admin = addresses.values()
     if main == admin and not (isinstance(main, TcpAddress) and main.port == 0):
         raise StartupError(
@@ -82,6 +82,28 @@ def check_addresses(config: ServerConfig) -> Mapping[str, Address]:
             " address of its own"
         )
     return addresses
+
+
+def check_address(text: str, key: str, config: ServerConfig) -> Address:
+    """Checks how an address is written, without taking it, and returns it.
+
+    Raises:
+        StartupError: it is malformed, or is open to others without leave.
+    """
+    address = parse_address(text, key=key)
+    if config.insecure or is_local(address):
+        return address
+    missing = None
+    if not (config.tokens_file or config.tls_client_ca):
+        missing = "callers are not asked for credentials; set server.tokens_file"
+    elif not config.tls_cert:
+        missing = "tokens would travel in the clear; set server.tls_cert and server.tls_key"
+    if missing:
+        raise StartupError(
+            f"{key} is {text!r}, which others reach, and {missing}, listen on 127.0.0.1, or set "
+            "server.insecure = true (--insecure) in a closed network"
+        )
+    return address
 
 
 def transport_options(config: ServerConfig) -> list[tuple[str, int]]:
@@ -121,23 +143,6 @@ def _age_options(config: ServerConfig) -> Iterator[tuple[str, int]]:
         yield "grpc.max_connection_age_ms", min(round(age_s * 1000), _MAX_INT32)
         last_s = 1.2 * age_s + grace_s + _AGE_MARGIN_S
         yield "grpc.max_connection_age_grace_ms", min(round(last_s * 1000), _MAX_INT32)
-
-
-def _checked_address(text: str, key: str, config: ServerConfig) -> Address:
-    address = parse_address(text, key=key)
-    if config.insecure or is_local(address):
-        return address
-    missing = None
-    if not (config.tokens_file or config.tls_client_ca):
-        missing = "callers are not asked for credentials; set server.tokens_file"
-    elif not config.tls_cert:
-        missing = "tokens would travel in the clear; set server.tls_cert and server.tls_key"
-    if missing:
-        raise StartupError(
-            f"{key} is {text!r}, which others reach, and {missing}, listen on 127.0.0.1, or set "
-            "server.insecure = true (--insecure) in a closed network"
-        )
-    return address
 
 
 def _take(config: ServerConfig, address: Address, key: str, guard: Guard) -> Port:

@@ -82,9 +82,9 @@ async def read_all(call: grpc.aio.Call) -> None:
             pass
 
 
-async def submitted(engine: FakeEngine) -> None:
+async def submitted(engine: FakeEngine, num: int = 1) -> None:
     async with asyncio.timeout(30):
-        while not engine.requests:  # noqa: ASYNC110 - the fake has no event for it
+        while len(engine.requests) < num:  # noqa: ASYNC110 - the fake has no event for it
             await asyncio.sleep(0)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -22,6 +23,7 @@ from antiphon_server.access.tls import (
     Certificates,
     TlsFiles,
     load_certificates,
+    port_context,
     port_credentials,
 )
 from antiphon_server.config import Config, ServerConfig
@@ -58,6 +60,11 @@ class Entrance:
         """Returns what encrypts a port; None: it is not encrypted. Each port has its own."""
         certificates = self._certificates
         return port_credentials(lambda: certificates.value) if certificates else None
+
+    def port_context(self) -> ssl.SSLContext | None:
+        """The same for a port that is not gRPC's."""
+        certificates = self._certificates
+        return port_context(lambda: certificates.value) if certificates else None
 
     def check(self, *, needs_admin: bool) -> Authenticate:
         """Returns what tells who makes a call.

@@ -4,10 +4,14 @@ Rates are buckets that fill steadily and hold a minute's worth, so that as much 
 in a minute. What is refused tells when it would fit.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final
 
+from antiphon_engine.api.errors import AntiphonError
 from antiphon_server.access.quota_limits import QuotaLimits, quota_exceeded
 
 MAX_RESTING: Final = 4096
@@ -29,6 +33,8 @@ class TenantQuotas:
         self.limits_of: Final = limits_of
         self._clock_ns = clock_ns
         self._used: dict[str, _Use] = {}
+        self.num_refused: Final[Counter[str]] = Counter()
+        """What was refused since the start, by quota."""
 
     def enter(self, tenant: str, *, queued: bool = False) -> "Place":
         """Lets a request or turn in; whoever gets its place gives that back at its end.
@@ -48,12 +54,13 @@ class TenantQuotas:
     def check(self, tenant: str, *, queued: bool = False) -> None:
         """Checks that a request or turn could enter now. Raises like `enter`."""
         limits, use, now_ns = self.limits_of(tenant), self._use(tenant), self._clock_ns()
-        _check_count("max_concurrent_requests", limits.max_concurrent_requests, use.num_entered)
-        if queued:
-            _check_count("max_queued_turns", limits.max_queued_turns, use.num_queued)
-        # One without tokens left would be refused once its prompt is known.
-        use.tokens.check(1, limits.tokens_per_minute, now_ns, name="tokens_per_minute")
-        use.requests.check(1, limits.requests_per_minute, now_ns, name="requests_per_minute")
+        with self._counted():
+            _check_count("max_concurrent_requests", limits.max_concurrent_requests, use.num_entered)
+            if queued:
+                _check_count("max_queued_turns", limits.max_queued_turns, use.num_queued)
+            # One without tokens left would be refused once its prompt is known.
+            use.tokens.check(1, limits.tokens_per_minute, now_ns, name="tokens_per_minute")
+            use.requests.check(1, limits.requests_per_minute, now_ns, name="requests_per_minute")
 
     def enter_again(self, tenant: str, *, queued: bool = False) -> "Place":
         """Takes a turn back in that was let in before, whatever the quotas say by now."""
@@ -69,7 +76,17 @@ class TenantQuotas:
             per_minute=lambda: self.limits_of(tenant).tokens_per_minute,
             clock_ns=self._clock_ns,
             checked=checked,
+            counted=self._counted,
         )
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Counts what is refused inside."""
+        try:
+            yield
+        except AntiphonError as error:
+            self.num_refused[error.metadata["quota"]] += 1
+            raise
 
     def _use(self, tenant: str) -> "_Use":
         use = self._used.get(tenant)
@@ -121,7 +138,8 @@ class Place:
         asked = max(prompt_tokens, min(prompt_tokens + output_tokens, per_minute))
         now_ns = self._tokens.clock_ns()
         if self._tokens.checked:
-            self._use.tokens.check(asked, per_minute, now_ns, name="tokens_per_minute")
+            with self._tokens.counted():
+                self._use.tokens.check(asked, per_minute, now_ns, name="tokens_per_minute")
         self._use.tokens.missing += asked
         self._reserved += asked
 
@@ -146,6 +164,7 @@ class _Tokens:
     per_minute: Callable[[], int]
     clock_ns: Callable[[], int]
     checked: bool
+    counted: Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(slots=True)

@@ -35,6 +35,8 @@ class Certificates:
     """What a handshake needs. The key is never shown."""
 
     configuration: grpc.ServerCertificateConfiguration
+    context: ssl.SSLContext
+    """The same for a port that is not gRPC's."""
     asks_clients: bool
 
 
@@ -50,9 +52,14 @@ def load_certificates(files: TlsFiles) -> Certificates:
     if files.client_ca is not None:
         client_ca = _read(files.client_ca, "server.tls_client_ca")
         _check_authorities(client_ca, files.client_ca)
-    _check_in_force(cert, files, served=_served_by(files))
+    context = _served_by(files)
+    _check_in_force(cert, files, served=context)
+    if client_ca is not None:
+        context.load_verify_locations(cadata=client_ca.decode("ascii", errors="replace"))
+        context.verify_mode = ssl.CERT_REQUIRED
     return Certificates(
         configuration=grpc.ssl_server_certificate_configuration([(key, cert)], client_ca),
+        context=context,
         asks_clients=client_ca is not None,
     )
 
@@ -75,6 +82,19 @@ def port_credentials(current: Callable[[], Certificates]) -> grpc.ServerCredenti
         fetch,  # type: ignore[arg-type]  # None is documented, and not in the stub.
         given.asks_clients,
     )
+
+
+def port_context(current: Callable[[], Certificates]) -> ssl.SSLContext:
+    """Returns what encrypts a port that is not gRPC's, with the current certificates as well."""
+    context = current().context
+
+    def take_current(shaking: ssl.SSLObject, name: str | None, before: ssl.SSLContext) -> None:
+        """Is called in each handshake, whether or not the client names a host."""
+        del name, before
+        shaking.context = current().context
+
+    context.sni_callback = take_current
+    return context
 
 
 def _read(path: Path, key: str) -> bytes:

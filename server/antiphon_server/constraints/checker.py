@@ -58,6 +58,10 @@ class ConstraintChecker:
         """Takes the links over, one for each backend: they are closed with this."""
         self.num_violations = 0
         """Finished outputs that were not as they had to be."""
+        self.num_compiled = 0
+        """Constraints that were found good and made a grammar of, since the start."""
+        self.compile_ns = 0
+        """What that took, all together."""
         self._links = dict(links)
         self._limits = limits
         self._cache = CheckedCache(max_bytes=limits.cache_bytes)
@@ -150,6 +154,8 @@ class ConstraintChecker:
             checked = CheckedConstraint(
                 request=request, grammar=answer.grammar, compile_ns=answer.compile_ns
             )
+            self.num_compiled += 1
+            self.compile_ns += answer.compile_ns
             self._cache.add(request, checked)
             return checked
         assert not isinstance(answer, Verified), "it answers another question"

@@ -122,6 +122,12 @@ class SessionRegistry:
         return len(self._live_turns())
 
     @property
+    def num_queued_turns(self) -> int:
+        """Those of them that wait behind another of their session."""
+        sizes = (len(session.live_turns) for session in self._loaded.values())
+        return sum(size - 1 for size in sizes if size)
+
+    @property
     def surroundings(self) -> Surroundings:
         """What all sessions share."""
         return self._surroundings

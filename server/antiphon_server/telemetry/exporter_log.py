@@ -12,6 +12,7 @@ EXPORTER_LOGGERS: Final = (
     "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
     "opentelemetry.exporter.otlp.proto.grpc.metric_exporter",
     "opentelemetry.sdk.metrics._internal.export",
+    "antiphon_server.telemetry.otlp_metrics",
     "antiphon_server.telemetry.span_export",
 )
 

@@ -15,6 +15,12 @@ class TelemetryFigures:
     """Those that it refused, or did not answer for in time."""
     num_failed_exports: int = 0
     """Attempts that it refused, or did not answer in time."""
+    num_failed_metric_exports: int = 0
+    """The same for metrics."""
+    num_log_lines_without_room: int = 0
+    """Lines of the log that could not wait for whoever reads it."""
+    num_log_lines_repeated: int = 0
+    """Lines that said again what was said often just before."""
 
     @property
     def num_spans_dropped(self) -> int:

@@ -28,8 +28,16 @@ _KEYS: Final[Mapping[str, str]] = {
 _ENDPOINTS: Final[Mapping[str, str]] = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "telemetry.otlp_endpoint",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "telemetry.traces_endpoint",
+    "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "telemetry.metrics_endpoint",
 }
-_PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+_PROTOCOLS: Final = (
+    "OTEL_EXPORTER_OTLP_PROTOCOL",
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+    "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL",
+)
+_TEMPORALITY: Final = "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE"
+_METRICS_EXPORTERS: Final = ("otlp", "prometheus", "none")
+_MAX_DIGITS: Final = 12
 _SCHEMES: Final = ("http://", "https://")
 
 
@@ -59,10 +67,39 @@ def from_otel_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str
         if endpoint := environ.get(variable, ""):
             is_plain = environ.get(variable.replace("ENDPOINT", "INSECURE"), "").lower() == "true"
             yield variable, key, _with_scheme(endpoint, is_plain=is_plain)
+    yield from _metrics(environ)
     yield from _named_resource(environ.get("OTEL_RESOURCE_ATTRIBUTES", ""))
     for variable, key in _KEYS.items():
         if value := environ.get(variable, ""):
             yield variable, key, value
+
+
+def _metrics(environ: Mapping[str, str]) -> Iterator[tuple[str, str, object]]:
+    """Yields who gets metrics, and how often. Raises StartupError."""
+    if (temporality := environ.get(_TEMPORALITY, "")).lower() not in ("", "cumulative"):
+        raise StartupError(
+            f"{_TEMPORALITY} is {temporality!r:.100}; this release counts from its start only:"
+            " set cumulative"
+        )
+    if interval := environ.get("OTEL_METRIC_EXPORT_INTERVAL", ""):
+        source = "OTEL_METRIC_EXPORT_INTERVAL"
+        if not (interval.isascii() and interval.isdigit() and len(interval) <= _MAX_DIGITS):
+            raise StartupError(f"{source} is {interval!r:.100}; write milliseconds, such as 60000")
+        yield source, "telemetry.metrics_interval_s", int(interval) / 1000
+    source = "OTEL_METRICS_EXPORTER"
+    exporters = [name.strip() for name in environ.get(source, "").split(",") if name.strip()]
+    for name in exporters:
+        if name not in _METRICS_EXPORTERS:
+            raise StartupError(
+                f"{source} is {name!r:.100}; this release takes: {', '.join(_METRICS_EXPORTERS)}"
+            )
+    if exporters:
+        yield source, "telemetry.metrics", "otlp" in exporters
+    if "prometheus" in exporters:
+        host = environ.get("OTEL_EXPORTER_PROMETHEUS_HOST", "") or "localhost"
+        port = environ.get("OTEL_EXPORTER_PROMETHEUS_PORT", "") or "9464"
+        host = f"[{host}]" if ":" in host else host
+        yield source, "telemetry.prometheus_listen", f"{host}:{port}"
 
 
 def _named_resource(attributes: str) -> Iterator[tuple[str, str, object]]:
@@ -76,7 +113,7 @@ def _named_resource(attributes: str) -> Iterator[tuple[str, str, object]]:
 
 def check_endpoints(config: TelemetryConfig) -> None:
     """Checks where things go. Raises StartupError."""
-    for name in ("otlp_endpoint", "traces_endpoint"):
+    for name in ("otlp_endpoint", "traces_endpoint", "metrics_endpoint"):
         endpoint = getattr(config, name)
         if endpoint and not endpoint.startswith(_SCHEMES):
             raise StartupError(

@@ -1,6 +1,6 @@
 """Puts telemetry together from the settings."""
 
-import uuid
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
@@ -16,22 +16,37 @@ from antiphon_server.telemetry.telemetry import RecordSink, Telemetry
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
 
+    from antiphon_server.telemetry.metric_values import Family
+    from antiphon_server.telemetry.otlp_metrics import MetricExport
+
 _DECIDED: Final = (conventions.SERVICE_NAME,)
 """What settings say, where OTEL_SERVICE_NAME already is."""
 
 
-def new_telemetry(config: TelemetryConfig) -> Telemetry:
+def new_telemetry(
+    config: TelemetryConfig,
+    *,
+    instance_id: str = "",
+    figures: TelemetryFigures | None = None,
+    more_sinks: Sequence[RecordSink] = (),
+) -> Telemetry:
     """Returns what the settings ask for; nothing of OpenTelemetry is loaded where that is none.
 
+    Args:
+        config: The settings.
+        instance_id: Tells this server from others of its name.
+        figures: Where telemetry counts what becomes of it.
+        more_sinks: Whom to tell beside those who trace.
+
     Raises:
-        StartupError: what an OTEL_ variable says of an exporter can't be used.
+        StartupError: a standard variable can't be used.
     """
-    figures = TelemetryFigures()
-    sinks: list[RecordSink] = []
+    figures = figures or TelemetryFigures()
+    sinks = list(more_sinks)
     places = None
     endpoint = config.traces_endpoint or config.otlp_endpoint
     if config.enabled and config.traces and endpoint:
-        sinks.append(_new_span_export(config, endpoint, figures))
+        sinks.append(_new_span_export(config, endpoint, new_resource(config, instance_id), figures))
         places = SpanPlaces(head_sampling(config))
     return Telemetry(
         sinks=sinks,
@@ -50,14 +65,14 @@ def head_sampling(config: TelemetryConfig) -> HeadSampling:
     return HeadSampling(follows_parent=config.sampler.startswith("parentbased_"), ratio=ratio)
 
 
-def new_resource(config: TelemetryConfig) -> "Resource":
+def new_resource(config: TelemetryConfig, instance_id: str) -> "Resource":
     """Returns whose signals they are; what OTEL_RESOURCE_ATTRIBUTES says is added."""
     from opentelemetry.sdk.resources import Resource
 
     own = {
         conventions.SERVICE_NAME: config.service_name,
         conventions.SERVICE_VERSION: metadata.version("antiphon"),
-        conventions.SERVICE_INSTANCE_ID: str(uuid.uuid4()),
+        conventions.SERVICE_INSTANCE_ID: instance_id,
     }
     named = Resource.create()  # Reads the variable.
     return Resource(own).merge(
@@ -66,7 +81,7 @@ def new_resource(config: TelemetryConfig) -> "Resource":
 
 
 def _new_span_export(
-    config: TelemetryConfig, endpoint: str, figures: TelemetryFigures
+    config: TelemetryConfig, endpoint: str, resource: "Resource", figures: TelemetryFigures
 ) -> RecordSink:
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
@@ -79,7 +94,38 @@ def _new_span_export(
         raise StartupError(f"traces can't be sent to {endpoint}: {error}") from error
     return SpanExport(
         exporter,
-        new_resource(config),
+        resource,
         bounds=ExportBounds(max_waiting_records=config.max_waiting_records),
+        figures=figures,
+    )
+
+
+def new_metric_export(
+    config: TelemetryConfig,
+    endpoint: str,
+    *,
+    instance_id: str,
+    families: "Callable[[], Sequence[Family]]",
+    figures: TelemetryFigures,
+) -> "MetricExport":
+    """Returns what exports metrics.
+
+    Args:
+        config: The settings.
+        endpoint: Where to.
+        instance_id: Tells this server from others of its name.
+        families: Returns all metrics, on any thread but the event loop's.
+        figures: Where telemetry counts what becomes of it.
+    """
+    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+
+    from antiphon_server.telemetry.otlp_metrics import MetricExport
+
+    limit_exporter_logs(LineAMinute())
+    return MetricExport(
+        OTLPMetricExporter(endpoint=endpoint),
+        new_resource(config, instance_id),
+        families=families,
+        interval_s=config.metrics_interval_s,
         figures=figures,
     )

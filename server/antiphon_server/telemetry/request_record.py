@@ -165,6 +165,9 @@ class RequestRecord:
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     output_tokens: int = 0
+    """Of all outputs."""
+    output_sizes: tuple[int, ...] = ()
+    """Tokens of each output; empty: it did not run."""
     reasoning_tokens: int = 0
     num_tool_calls: int = 0
     constraint: str = ""

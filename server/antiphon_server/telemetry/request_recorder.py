@@ -277,6 +277,7 @@ class RequestRecorder:
             prompt_tokens=usage.prompt_tokens,
             cached_prompt_tokens=usage.cached_prompt_tokens,
             output_tokens=usage.output_tokens,
+            output_sizes=tuple(len(output.token_ids) for output in generation.outputs),
             reasoning_tokens=usage.reasoning_tokens,
             num_tool_calls=sum(len(output.tool_calls) for output in generation.outputs),
             constraint=spec.constraint.request.kind.value if spec.constraint else "",
