@@ -74,7 +74,7 @@ async def test_a_call_that_was_told_is_durable(tmp_path: Path) -> None:
     assert fold_turn(again).finish_reason == CALLED
 
 
-async def test_a_call_that_ends_with_the_last_token_is_not_drawn_once_more(
+async def test_a_call_that_takes_the_last_token_is_told_again_and_answered(
     tmp_path: Path,
 ) -> None:
     async with calling_bench(tmp_path) as bench:
