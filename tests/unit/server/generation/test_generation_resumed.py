@@ -16,7 +16,6 @@ from antiphon.v1.types_pb2 import (
     StopMatch,
 )
 
-from antiphon_engine.api import messages
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.handle import EngineState
 from antiphon_engine.api.messages import GenerationRequest
@@ -116,33 +115,6 @@ async def test_stop_string_that_was_kept_whole_ends_the_output_again(
 
     assert told(again, [e async for e in again.events()]) == told(generation, events)
     await engine.requests[-1].wait_ended()
-
-
-@pytest.mark.parametrize(
-    ("stop", "ended"),
-    [
-        (StopConditions(), messages.FinishReason.END_ID),
-        (StopConditions(max_output_tokens=4), messages.FinishReason.MAX_OUTPUT_TOKENS),
-    ],
-)
-async def test_output_that_was_kept_whole_needs_no_engine(
-    stop: StopConditions, ended: messages.FinishReason, text: TextSide, offload: Offload
-) -> None:
-    said = "plain words, one behind another"
-    ids = text.tokenizer.encode(said, add_special_tokens=False, allow_special_tokens=False)
-    config = GenerationConfig(stop=stop, output=REPORTED)
-    engine = FakeEngine(script=fixed_ids(*ids))
-    bench = Bench.of(served_model(text, engine), offload)
-    generation, events = await bench.run(config)
-    record = generation.outputs[0]
-    kept = NewTokens(token_ids=record.token_ids, logprobs=record.logprobs, ended=ended)
-    engine.set_state(EngineState.DOWN)
-
-    again = bench.start(config, resumed=kept, endurance=endurance(was_admitted=True))
-
-    assert told(again, [e async for e in again.events()]) == told(generation, events)
-    assert len(engine.requests) == 1
-    assert bench.generator.admission.num_running == 0
 
 
 async def die_and_come_back(engine: FakeEngine) -> None:
