@@ -163,7 +163,7 @@ async def measure_hostile(client: Client, prompts: Prompts, args: argparse.Names
     ordinary_s, hostile_s = list[float](), list[float]()
     for name, begin_s, end_s, done in spans:
         gaps_s = [gap for line in lines for gap in line.gaps_s(begin_s, end_s)]
-        print(f"{name:32} {max(gaps_s) * 1e3:8.1f} ms  {done.end} {done.message[:90]}")
+        print(f"{name:32} {max(gaps_s, default=0.0) * 1e3:8.1f} ms  {done.end} {done.message[:90]}")
         (ordinary_s if name == "ordinary" else hostile_s).extend(gaps_s)
     figures = {}
     for kind, all_s in (("ordinary", ordinary_s), ("hostile", hostile_s)):
