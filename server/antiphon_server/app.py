@@ -79,11 +79,18 @@ class Server:
     it, opened or not. The models' checkers end with it.
     """
 
-    def __init__(self, config: Config, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)):
+    def __init__(
+        self,
+        config: Config,
+        *,
+        figures: TelemetryFigures | None = None,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ):
         """Takes the ports.
 
         Args:
             config: The settings in force.
+            figures: What the log counts of itself, and telemetry will.
             now: The wall clock, in UTC.
 
         Raises:
@@ -97,7 +104,7 @@ class Server:
             num_threads=config.limits.offload_threads, max_pending=config.limits.max_offloaded_jobs
         )
         self._entrance = Entrance(config, now=now)
-        figures, instance_id = TelemetryFigures(), str(uuid.uuid4())
+        figures, instance_id = figures or TelemetryFigures(), str(uuid.uuid4())
         self.metering: Final = Metering(
             config,
             self._entrance,
@@ -109,6 +116,7 @@ class Server:
             config.telemetry,
             instance_id=instance_id,
             figures=figures,
+            log_requests=config.logging.requests,
             more_sinks=self.metering.sinks,
         )
         self._ports = take_ports(

@@ -182,6 +182,10 @@ class LoggingConfig:
     """The least level logged: debug, info, warning or error."""
     format: str = "console"
     """console: for people; json: one object a line."""
+    requests: bool = True
+    """Whether each request and each turn has a line, at info, when it ends."""
+    max_repeats_per_minute: int = 60
+    """Failures and warnings that say the same; of further ones a line tells how many there were."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

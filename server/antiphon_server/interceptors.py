@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
@@ -299,7 +300,10 @@ class _Call:
 
     async def _abort(self, error: AntiphonError) -> None:
         status = to_rpc_status(error, self._request_id)
-        self._log.info("call refused", reason=error.reason.value, duration_s=self._duration_s())
+        # What a request's own line says is not said again.
+        level = logging.DEBUG if self._trace.has_logged else logging.INFO
+        reason, duration_s = error.reason.value, self._duration_s()
+        self._log.log(level, "call refused", reason=reason, duration_s=duration_s)
         self._tell_end(CODES[error.reason], error.reason.value)
         await self._context.abort(
             CODES[error.reason],

@@ -22,11 +22,13 @@ from antiphon_engine.api.process import EngineLogging
 from antiphon_server.app import Server
 from antiphon_server.config import Config
 from antiphon_server.event_loop import new_event_loop
+from antiphon_server.log_thread import RawStream
 from antiphon_server.logs import configure_logging
 from antiphon_server.model_loading import TextSide, load_text_side, served_model
 from antiphon_server.progress import Progress
 from antiphon_server.service_notices import ServiceNotices
 from antiphon_server.settings import in_force
+from antiphon_server.telemetry.figures import TelemetryFigures
 
 FAILED: Final = 2
 """The exit status of a server that could not start."""
@@ -53,24 +55,34 @@ def run(
         engine_command: Runs the engine process; None: this Python's engine.
         notices: What tells a service manager; None: nobody is told.
     """
-    configure_logging(config.logging, sys.stderr)
+    figures = TelemetryFigures()
+    log = configure_logging(
+        config.logging, RawStream(sys.stderr.fileno()), figures=figures, on_thread=True
+    )
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            return runner.run(_serve(config, engine_command, notices or ServiceNotices()))
+            serving = _serve(config, engine_command, notices or ServiceNotices(), figures)
+            return runner.run(serving)
     except StartupError as error:
+        log.close()
         print(f"antiphon: {error}", file=sys.stderr)
         return FAILED
+    finally:
+        log.close()
 
 
 async def _serve(
-    config: Config, engine_command: Sequence[str] | None, notices: ServiceNotices
+    config: Config,
+    engine_command: Sequence[str] | None,
+    notices: ServiceNotices,
+    figures: TelemetryFigures,
 ) -> int:
     stop = asyncio.Event()
     _catch_signals(stop)
     log = structlog.get_logger()
     log.info("settings", **in_force(config))
     # First of all, so that a second server on the same port fails before it loads anything.
-    server = Server(config)
+    server = Server(config, figures=figures)
     engine: EngineLink | None = None
     start = asyncio.create_task(_start(config, server, engine_command))
     life = asyncio.create_task(notices.keep_alive())

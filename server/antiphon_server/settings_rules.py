@@ -82,6 +82,7 @@ RULES: Final[Mapping[str, Range | Choice]] = {
     "quotas.tokens_per_minute": Range(0, 1 << 50),
     "logging.level": Choice(("debug", "info", "warning", "error")),
     "logging.format": Choice(("console", "json")),
+    "logging.max_repeats_per_minute": _COUNT,
     "telemetry.metrics_interval_s": Range(0.1, 86400),
     "telemetry.sampler": Choice(SAMPLERS),
     "telemetry.sample_ratio": Range(0, 1),

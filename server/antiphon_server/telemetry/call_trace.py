@@ -36,6 +36,8 @@ class CallTrace:
         self.peer = ""
         self.is_kept = False
         """Whether something inside of it is told although it was not sampled."""
+        self.has_logged = False
+        """Whether the log has a line of a request of it that has ended."""
         self.started_ns: Final = clock_ns()
         self._came_with = came_with
         self._clock_ns = clock_ns

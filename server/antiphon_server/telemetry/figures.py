@@ -22,6 +22,14 @@ class TelemetryFigures:
     num_log_lines_repeated: int = 0
     """Lines that said again what was said often just before."""
 
+    def count_log_line_without_room(self) -> None:
+        """Counts one. Under the log's lock, on any thread."""
+        self.num_log_lines_without_room += 1
+
+    def count_log_line_repeated(self) -> None:
+        """Counts one; where two threads do at once, one may be missed."""
+        self.num_log_lines_repeated += 1
+
     @property
     def num_spans_dropped(self) -> int:
         """All that were lost."""

@@ -9,6 +9,7 @@ from antiphon_server.config import TelemetryConfig
 from antiphon_server.telemetry import conventions
 from antiphon_server.telemetry.exporter_log import LineAMinute, limit_exporter_logs
 from antiphon_server.telemetry.figures import TelemetryFigures
+from antiphon_server.telemetry.request_log import RequestLog
 from antiphon_server.telemetry.request_recorder import ContentCapture
 from antiphon_server.telemetry.sampling import HeadSampling, SpanPlaces, TailSampling
 from antiphon_server.telemetry.telemetry import RecordSink, Telemetry
@@ -28,6 +29,7 @@ def new_telemetry(
     *,
     instance_id: str = "",
     figures: TelemetryFigures | None = None,
+    log_requests: bool = False,
     more_sinks: Sequence[RecordSink] = (),
 ) -> Telemetry:
     """Returns what the settings ask for; nothing of OpenTelemetry is loaded where that is none.
@@ -36,13 +38,14 @@ def new_telemetry(
         config: The settings.
         instance_id: Tells this server from others of its name.
         figures: Where telemetry counts what becomes of it.
+        log_requests: Whether each request and turn has a line in the log.
         more_sinks: Whom to tell beside those who trace.
 
     Raises:
         StartupError: a standard variable can't be used.
     """
     figures = figures or TelemetryFigures()
-    sinks = list(more_sinks)
+    sinks = [*more_sinks, *([RequestLog()] if log_requests else [])]
     places = None
     endpoint = config.traces_endpoint or config.otlp_endpoint
     if config.enabled and config.traces and endpoint:
@@ -54,6 +57,7 @@ def new_telemetry(
         tail=TailSampling(slow_first_token_s=config.slow_first_token_s),
         capture=ContentCapture(is_on=config.capture_content, max_bytes=config.max_content_bytes),
         figures=figures,
+        logs_requests=log_requests,
     )
 
 

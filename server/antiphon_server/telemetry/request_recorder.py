@@ -83,6 +83,8 @@ class RecorderTerms:
     wall_offset_ns: int = 0
     clock_ns: Callable[[], int]
     capture: ContentCapture = field(default_factory=ContentCapture)
+    is_logged: bool = False
+    """Whether the log tells of the request."""
 
 
 _UNHEARD: Final = RecorderTerms(clock_ns=time.monotonic_ns)
@@ -190,6 +192,8 @@ class RequestRecorder:
             return
         self._has_ended = True
         told = self._terms.tell(self._record(outcome, reason))
+        if self._start.call is not None and self._terms.is_logged:
+            self._start.call.has_logged = True
         if told.kept_for and self._start.call is not None and self.place is not None:
             same_trace = self._start.call.place
             if same_trace is not None and same_trace.trace_id == self.place.trace_id:

@@ -56,6 +56,8 @@ class Telemetry:
     clocks: Clocks = field(default_factory=Clocks)
     figures: TelemetryFigures = field(default_factory=TelemetryFigures)
     """What it counts of itself."""
+    logs_requests: bool = False
+    """Whether one of the sinks is the log."""
 
     def begin_call(self, method: str, context: TraceContext, *, request_id: str) -> CallTrace:
         """Notes that a call has begun.
@@ -96,6 +98,7 @@ class Telemetry:
             wall_offset_ns=self.clocks.wall_offset_ns(),
             clock_ns=self.clocks.monotonic_ns,
             capture=self.capture,
+            is_logged=self.logs_requests,
         )
         return RequestRecorder(start, place=place, terms=terms)
 
