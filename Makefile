@@ -18,7 +18,7 @@ COUNT ?= 10000
 WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
 PIP_INSTALL = $(BIN)/pip install --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
 
-.PHONY: help setup native serve check check-protos format test test-device stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-grammar bench-guided bench-policies bench-sessions bench-tenants clean
+.PHONY: help setup native serve check check-protos format test test-device stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-grammar bench-guided bench-policies bench-sessions bench-tenants bench-tracing clean
 .DEFAULT_GOAL := help
 # A virtual environment that was left half made is made again.
 .DELETE_ON_ERROR:
@@ -118,6 +118,9 @@ bench-guided: setup    ## Measures constraints on the default model: what they c
 
 bench-sessions: setup    ## Measures sessions: delivery at 256 and 512 streams, memory, the cost of a 500th turn; no model needed
 	$(BIN)/python tests/bench/sessions.py $(ARGS)
+
+bench-tracing: setup    ## Measures what tracing costs a server of the default model, and whether spans tell what a client sees
+	$(BIN)/python tests/bench/tracing.py $(ARGS)
 
 clean:           ## Removes what was built, the virtual environment included
 	rm -rf build $(VENV)

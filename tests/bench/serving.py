@@ -260,9 +260,27 @@ def table(figures: Figures) -> Iterator[str]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class StartedServer:
+    """A server that answers."""
+
+    target: str
+    admin_target: str
+    process_id: int
+
+
 @contextmanager
 def started_server(model: str, sets: Sequence[str], start_limit_s: float) -> Iterator[str]:
     """Starts a server on free ports and yields its target once it answers."""
+    with started_process(model, sets, start_limit_s) as server:
+        yield server.target
+
+
+@contextmanager
+def started_process(
+    model: str, sets: Sequence[str], start_limit_s: float
+) -> Iterator[StartedServer]:
+    """Starts a server on free ports and yields it once it answers."""
     target, admin = (f"127.0.0.1:{port}" for port in free_ports(2))
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "antiphon_cli.main", "serve", "--model", model]
@@ -272,7 +290,7 @@ def started_server(model: str, sets: Sequence[str], start_limit_s: float) -> Ite
         process = subprocess.Popen(command, stdout=sys.stderr)
         try:
             asyncio.run(answers(target, process, start_limit_s))
-            yield target
+            yield StartedServer(target, admin, process.pid)
         finally:
             process.terminate()
             process.wait(30)
