@@ -277,6 +277,7 @@ class Server:
             num_queued_turns=num_queued,
             num_calls=self.supervision.num_calls,
             num_streams=self._long_calls.num_open,
+            certificate_expiry_s=self._entrance.certificate_expiry_s,
             quota_refusals=dict(self._entrance.tenancy.quotas.num_refused),
         )
 

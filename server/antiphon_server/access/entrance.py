@@ -66,6 +66,11 @@ class Entrance:
         certificates = self._certificates
         return port_context(lambda: certificates.value) if certificates else None
 
+    @property
+    def certificate_expiry_s(self) -> int | None:
+        """When the certificate ends, in seconds since 1970; None: there is none."""
+        return self._certificates.value.expiry_s if self._certificates else None
+
     def check(self, *, needs_admin: bool) -> Authenticate:
         """Returns what tells who makes a call.
 

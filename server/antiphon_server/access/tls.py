@@ -38,6 +38,8 @@ class Certificates:
     context: ssl.SSLContext
     """The same for a port that is not gRPC's."""
     asks_clients: bool
+    expiry_s: int
+    """When the server's certificate ends, in seconds since 1970."""
 
 
 def load_certificates(files: TlsFiles) -> Certificates:
@@ -53,7 +55,7 @@ def load_certificates(files: TlsFiles) -> Certificates:
         client_ca = _read(files.client_ca, "server.tls_client_ca")
         _check_authorities(client_ca, files.client_ca)
     context = _served_by(files)
-    _check_in_force(cert, files, served=context)
+    expiry_s = _in_force_until(cert, files, served=context)
     if client_ca is not None:
         context.load_verify_locations(cadata=client_ca.decode("ascii", errors="replace"))
         context.verify_mode = ssl.CERT_REQUIRED
@@ -61,6 +63,7 @@ def load_certificates(files: TlsFiles) -> Certificates:
         configuration=grpc.ssl_server_certificate_configuration([(key, cert)], client_ca),
         context=context,
         asks_clients=client_ca is not None,
+        expiry_s=expiry_s,
     )
 
 
@@ -137,8 +140,11 @@ def _check_authorities(data: bytes, path: Path) -> None:
         raise StartupError(f"server.tls_client_ca: {path} has no certificate in PEM")
 
 
-def _check_in_force(cert: bytes, files: TlsFiles, *, served: ssl.SSLContext) -> None:
-    """Shakes hands with itself, trusting nobody else, so that only the times can be wrong."""
+def _in_force_until(cert: bytes, files: TlsFiles, *, served: ssl.SSLContext) -> int:
+    """Shakes hands with itself, trusting nobody else, so that only the times can be wrong.
+
+    Returns when the certificate ends, in seconds since 1970.
+    """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
@@ -157,6 +163,9 @@ def _check_in_force(cert: bytes, files: TlsFiles, *, served: ssl.SSLContext) -> 
         raise StartupError(
             f"server.tls_cert: {files.cert} can't be used: {error.verify_message}"
         ) from None
+    shown = sides[0].getpeercert()
+    assert shown is not None
+    return ssl.cert_time_to_seconds(str(shown["notAfter"]))
 
 
 class _PasswordNeededError(Exception):

@@ -1,8 +1,10 @@
 """What the server and its engines are like now, looked at when somebody asks."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from antiphon_engine.api.errors import AntiphonError
@@ -28,6 +30,8 @@ class FrontEndState:
     num_queued_turns: int = 0
     num_calls: int = 0
     num_streams: int = 0
+    certificate_expiry_s: int | None = None
+    """In seconds since 1970; None: there is no certificate."""
     quota_refusals: Mapping[str, int] = field(default_factory=dict)
     """By quota."""
 
@@ -40,6 +44,8 @@ class Gauges:
         self._look: Callable[[], FrontEndState] = FrontEndState
         self._models: Sequence[ServedModel] = ()
         self._last_stats: dict[str, CoreStats] = {}
+        self._num_restarts: Counter[str] = Counter()
+        """By the name of the model."""
 
     def follow(self, models: Sequence[ServedModel], look: Callable[[], FrontEndState]) -> None:
         """Asks these from now on.
@@ -49,11 +55,17 @@ class Gauges:
             look: Returns what the front end tells of itself.
         """
         self._models, self._look = tuple(models), look
+        for model in self._models:
+            model.engine.on_state_change(partial(self._note_state, model.name))
 
     async def families(self) -> Sequence[Family]:
         """Returns all. Takes ENGINE_LIMIT_S at most."""
         await asyncio.gather(*(self._ask(model) for model in self._models))
         return [*_of_front_end(self._look()), *self._of_models()]
+
+    def _note_state(self, name: str, state: EngineState) -> None:
+        if state is EngineState.STARTING:
+            self._num_restarts[name] += 1
 
     async def _ask(self, model: ServedModel) -> None:
         try:
@@ -73,6 +85,7 @@ class Gauges:
         for model in self._models:
             name = model.name.removeprefix("models/")
             tell(metrics.ENGINE_UP, model.engine.state is EngineState.READY, name)
+            tell(metrics.ENGINE_RESTARTS, self._num_restarts[model.name], name)
             checker = model.checker
             tell(metrics.CONSTRAINT_VIOLATIONS, checker.num_violations, name)
             tell(metrics.CONSTRAINT_COMPILES, checker.num_compiled, name)
@@ -111,13 +124,15 @@ def _tell_engine(
 
 
 def _of_front_end(state: FrontEndState) -> list[Family]:
-    plain = {
+    plain: dict[Instrument, float] = {
         metrics.SERVING: state.is_serving,
         metrics.STORE_WRITABLE: state.is_store_writable,
         metrics.SESSIONS: state.num_sessions,
         metrics.CALLS: state.num_calls,
         metrics.STREAMS: state.num_streams,
     }
+    if state.certificate_expiry_s is not None:
+        plain[metrics.CERTIFICATE_EXPIRY] = state.certificate_expiry_s
     turns = [
         Point(("running",), state.num_running_turns),
         Point(("queued",), state.num_queued_turns),

@@ -164,6 +164,9 @@ STORE_WRITE_TIME: Final = _histogram(
 
 # The engine.
 ENGINE_UP: Final = _gauge("antiphon.engine.up", "Whether the engine takes requests.", MODEL)
+ENGINE_RESTARTS: Final = _counter(
+    "antiphon.engine.restarts", "Starts of the engine's process behind the first.", MODEL
+)
 ENGINE_RUNNING: Final = _gauge(
     "antiphon.engine.requests.running", "Outputs in the engine's last batch.", MODEL
 )
@@ -240,6 +243,11 @@ CALLS: Final = _gauge("antiphon.calls", "Calls that run.")
 STREAMS: Final = _gauge("antiphon.streams", "Long-lived streams that are open.")
 SERVING: Final = _gauge("antiphon.serving", "Whether a request sent now would be worked on.")
 STORE_WRITABLE: Final = _gauge("antiphon.store.writable", "Whether the store can be written.")
+CERTIFICATE_EXPIRY: Final = _gauge(
+    "antiphon.tls.certificate.expiry",
+    "When the server's certificate ends, in seconds since 1970; absent where there is none.",
+    unit="s",
+)
 LOOP_LAG: Final = _histogram(
     "antiphon.event_loop.lag",
     "How late the event loop ran what was due, looked at twice a second.",

@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from antiphon_server.listen import SocketAddress
 from antiphon_server.telemetry.prometheus import MAX_CONNECTIONS, MAX_HEAD_BYTES
 from support.certificates import Authority
 from support.fake_engine import FakeEngine
-from support.scrapes import http, scrape
+from support.scrapes import Scraped, http, scrape
 from support.server import loopback_config, running_server
 from support.tenants import token_entry, write_tokens
 from support.traces import request, submitted
@@ -65,6 +66,19 @@ async def test_an_engine_that_is_down_is_told_as_down_and_has_no_figures(tmp_pat
     assert seen.values("antiphon_engine_up") == [0]
     assert seen.values("antiphon_serving") == [0]
     assert seen.values("antiphon_engine_requests_running") == []
+
+
+async def test_starts_of_the_engine_behind_its_first_are_counted(tmp_path: Path):
+    engine = FakeEngine()
+    async with running_server(tmp_path, engine=engine, settings=[LISTEN]) as server:
+        for _ in range(2):
+            for state in (EngineState.DOWN, EngineState.STARTING):
+                engine.set_state(state)
+        engine.set_state(EngineState.READY)
+
+        seen = await scrape(server.server.metering.address)
+
+    assert seen.values("antiphon_engine_restarts_total") == [2]
 
 
 @pytest.mark.parametrize(
@@ -140,6 +154,8 @@ async def test_it_is_encrypted_where_the_ports_are(tmp_path: Path):
         answer = await http(server.server.metering.address, ssl=trusting)
 
     assert answer.status == 200
+    expiry = Scraped.parse(answer.body).values("antiphon_tls_certificate_expiry_seconds")
+    assert expiry == [datetime(2099, 1, 1, tzinfo=UTC).timestamp()]
 
 
 async def test_a_socket_in_the_file_system_will_do(tmp_path: Path):
