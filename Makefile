@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_BUILD := build/native
 PROMTOOL := build/promtool
+PHOENIX_VERSION := 20.26.1
+PHOENIX := build/observe/phoenix
 CONFIGURE = $(BIN)/cmake -S native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 NATIVE_SOURCES := $(shell find native protos -name '*.cc' -o -name '*.h' -o -name '*.proto' -o -name '*.cmake' -o -name CMakeLists.txt)
 CXX_FILES := native tests/native tests/bench
@@ -19,7 +21,7 @@ COUNT ?= 10000
 WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
 PIP_INSTALL = $(BIN)/pip install --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
 
-.PHONY: help setup native serve check check-protos format test test-device stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-grammar bench-guided bench-policies bench-sessions bench-tenants bench-tracing clean
+.PHONY: help setup native serve check check-protos format test test-device stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-grammar bench-guided bench-policies bench-sessions bench-tenants bench-tracing observe clean
 .DEFAULT_GOAL := help
 # A virtual environment that was left half made is made again.
 .DELETE_ON_ERROR:
@@ -122,6 +124,17 @@ bench-sessions: setup    ## Measures sessions: delivery at 256 and 512 streams, 
 
 bench-tracing: setup    ## Measures what tracing costs a server of the default model, and whether spans tell what a client sees
 	$(BIN)/python tests/bench/tracing.py $(ARGS)
+
+observe: setup $(PHOENIX)/.$(PHOENIX_VERSION)    ## Serves the default model beside Arize Phoenix and Prometheus, and chats; ARGS=--check compares what they tell
+	GRPC_VERBOSITY=NONE $(BIN)/python tests/observe/run.py $(ARGS)
+
+# In an environment of its own: what it asks for is much, and in other versions than the server's.
+$(PHOENIX)/.$(PHOENIX_VERSION): $(BIN)/python
+	@echo 'Installing Arize Phoenix, some 650 MB ...'
+	$(PYTHON) -m venv $(PHOENIX)
+	$(PHOENIX)/bin/pip install --disable-pip-version-check --no-compile --progress-bar on \
+	  arize-phoenix==$(PHOENIX_VERSION)
+	touch $@
 
 clean:           ## Removes what was built, the virtual environment included
 	rm -rf build $(VENV)
