@@ -33,6 +33,8 @@ class CallChoice(enum.StrEnum):
 class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
     """A tool that may be called."""
 
+    index: int
+    """Its place among the caller's tools, not all of which may be called."""
     name: str
     schema: str
     """Of its parameters; empty: it has none."""
@@ -117,7 +119,8 @@ def _rules_of_tool(tool: OfferedTool, index: int, rules_of: RulesOf) -> Argument
         return rules_of(arguments_schema(tool.schema), f"t{index}_", _MAX_BLANK)
     except UnsupportedConstraintError as error:
         raise UnsupportedConstraintError(
-            f"[{index}].parameters_json_schema#{error.path}", f"tool {tool.name!r}: {error.message}"
+            f"[{tool.index}].parameters_json_schema#{error.path}",
+            f"tool {tool.name!r}: {error.message}",
         ) from error
 
 

@@ -32,23 +32,24 @@ def tools_constraint(
     habits = model.renderer.habits
     assert habits.tools is not None
     named = choice.tool_name if choice.WhichOneof("choice") == "tool_name" else ""
-    callable_tools = [tool for tool in tools if not named or tool.name == named]
-    assert callable_tools
+    offered = [
+        OfferedTool(index=index, name=tool.name, schema=tool.parameters_json_schema)
+        for index, tool in enumerate(tools)
+        if not named or tool.name == named
+    ]
+    assert offered
     constraint = ToolsConstraint(
-        tools=tuple(
-            OfferedTool(name=tool.name, schema=tool.parameters_json_schema)
-            for tool in callable_tools
-        ),
+        tools=tuple(offered),
         choice=CallChoice.ONE if named else _CHOICES.get(choice.mode, CallChoice.FREE),
         takes_several=habits.takes_several_calls,
-        wording=_wording_of(habits.tools, callable_tools, model.tokenizer),
+        wording=_wording_of(habits.tools, offered, model.tokenizer),
     )
     text = msgspec.json.encode(constraint).decode()
     return ConstraintRequest(kind=ConstraintKind.TOOLS, text=text)
 
 
 def _wording_of(
-    tool_format: ToolFormat, tools: Sequence[Tool], tokenizer: Tokenizer
+    tool_format: ToolFormat, tools: Sequence[OfferedTool], tokenizer: Tokenizer
 ) -> CallWording:
     wording, known = tool_format.wording, tokenizer.control_tokens.by_text
     control_ids = {

@@ -164,13 +164,13 @@ async def test_white_space_is_bounded_however_much_the_model_likes_it(
     schema = {
         "type": "object",
         "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "sizes": {"type": "array", "items": {"enum": [1]}, "minItems": 1, "maxItems": 2},
             "on": {"type": "boolean"},
-            "sizes": {"type": "array", "items": {"enum": [1]}},
         },
-        "required": ["on", "sizes"],
+        "required": ["name", "sizes", "on"],
         "additionalProperties": False,
     }
-    schema["properties"]["sizes"]["maxItems"] = 2  # type: ignore[index]
     blank_ids = [
         token_id
         for token_id in range(1000)

@@ -101,8 +101,16 @@ async def test_broken_constraints_are_refused_by_place_beside_a_stream_that_goes
     assert (await tiny.inference.Generate(within, timeout=LIMIT_S)).outputs[0].text in (
         f"{one}{other}" for one in "def" for other in "def"
     )
-    stream = RunningCall(tiny, plain)
-    await stream.begun()
+    refusing = True
+
+    async def stream_on() -> list[list[int]]:
+        """One stream behind the other, so that each refusal has one beside it."""
+        told = []
+        while refusing:
+            told.append(await RunningCall(tiny, plain).token_ids())
+        return told
+
+    streams = asyncio.create_task(stream_on())
 
     for name, (constraint, place) in BROKEN.items():
         error = await refusal(tiny, constraint)
@@ -112,7 +120,10 @@ async def test_broken_constraints_are_refused_by_place_beside_a_stream_that_goes
         (violation,) = details_of(error)["BadRequest"].field_violations
         assert violation.field.startswith(f"config.constraint.{kind}"), name
 
-    assert await stream.token_ids() == alone
+    assert not streams.done()
+    refusing = False
+    told = await streams
+    assert told == [alone] * len(told)
 
 
 async def test_trying_a_constraint_says_the_same_as_a_refusal(tiny: RunningServer) -> None:

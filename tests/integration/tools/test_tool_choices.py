@@ -25,6 +25,8 @@ CALLED = FinishReason.FINISH_REASON_TOOL_CALLS
 STOP = FinishReason.FINISH_REASON_STOP
 REQUIRED = ToolChoice(mode=ToolChoice.MODE_REQUIRED)
 NONE = ToolChoice(mode=ToolChoice.MODE_NONE)
+MAX_BLANKS = 12
+"""Far fewer than a model may want."""
 
 
 @pytest.mark.parametrize("spelled", [False, True], ids=["words", "bytes"])
@@ -130,6 +132,9 @@ async def test_a_tool_without_parameters_is_called_with_an_empty_object(
     ((name, arguments),) = calls_of(output)
     assert (name, json.loads(arguments)) == ("clock_now", {})
     assert output.finish_reason == CALLED
+    # With the end token, and a blank wherever one may be.
+    least = model.encode(model.write([("clock_now", "{}")]))
+    assert answer.usage.output_tokens <= len(least) + MAX_BLANKS + 1
 
 
 async def test_a_tool_that_is_not_on_offer_is_not_called(model: CallingModel) -> None:

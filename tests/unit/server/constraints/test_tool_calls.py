@@ -28,7 +28,10 @@ CITY = json.dumps(
         "additionalProperties": False,
     }
 )
-TOOLS = (OfferedTool(name="weather", schema=CITY), OfferedTool(name="now", schema=""))
+TOOLS = (
+    OfferedTool(index=0, name="weather", schema=CITY),
+    OfferedTool(index=1, name="now", schema=""),
+)
 WEATHER, NOW = ("weather", '{"city": "<tool_call>;]"}'), ("now", "{}")
 
 Calls = Sequence[tuple[str, str]]
@@ -151,12 +154,12 @@ def test_whatever_may_be_said_reads_as_a_whole(tools: ToolFormat, choice: CallCh
 
 def test_a_schema_that_allows_no_object_is_refused_with_its_place() -> None:
     offered = [
-        OfferedTool(name="now", schema=""),
-        OfferedTool(name="odd", schema='{"type":"array"}'),
+        OfferedTool(index=0, name="now", schema=""),
+        OfferedTool(index=3, name="odd", schema='{"type":"array"}'),
     ]
 
     with pytest.raises(UnsupportedConstraintError) as caught:
         texts_of(HERMES, offered=offered)
 
-    assert caught.value.path == "[1].parameters_json_schema#/type"
+    assert caught.value.path == "[3].parameters_json_schema#/type"
     assert "'odd'" in caught.value.message
