@@ -1,7 +1,9 @@
 """Items of a conversation in the form that chat templates take."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NoReturn
 
 from antiphon.v1.types_pb2 import ChatMessage, Item, Role, Tool, ToolCall, ToolResult
 
@@ -12,6 +14,11 @@ Value = str | int | float | bool | None | Sequence["Value"] | dict[str, "Value"]
 
 Message = dict[str, Value]
 """One message for a template."""
+
+_HALF_ESCAPE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+_HALF: Final = re.compile("[\ud800-\udfff]")
+_MAX_DIGITS: Final = 4300
+"""Of a whole number; Python reads no more."""
 
 _ROLES = {Role.ROLE_SYSTEM: "system", Role.ROLE_USER: "user", Role.ROLE_ASSISTANT: "assistant"}
 
@@ -141,9 +148,37 @@ def _tool_result(result: ToolResult, tool_names: dict[str, str]) -> Message:
 
 def _json_object(text: str, path: str) -> dict[str, Value]:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = json.loads(text, parse_int=_integer_of, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise InvalidRequest(FieldViolation(path, "nests too deeply")) from None
+    except ValueError as error:
         raise InvalidRequest(FieldViolation(path, f"is not valid JSON: {error}")) from error
     if not isinstance(value, dict):
         raise InvalidRequest(FieldViolation(path, "must be one JSON object"))
+    if _HALF_ESCAPE.search(text) and any(map(_HALF.search, _texts_of(value))):
+        # No token could stand for it, nor could the text be sent to anyone.
+        description = "has half of a surrogate pair in a text or name, which is no character"
+        raise InvalidRequest(FieldViolation(path, description))
     return value
+
+
+def _texts_of(value: Value) -> list[str]:
+    texts: list[str] = []
+
+    def collect(text: str) -> str:
+        texts.append(text)
+        return text
+
+    _map_texts(value, collect)
+    return texts
+
+
+def _integer_of(text: str) -> int:
+    num_digits = len(text.lstrip("-"))
+    if num_digits > _MAX_DIGITS:
+        raise ValueError(f"a number has {num_digits} digits, and {_MAX_DIGITS} can be read")
+    return int(text)
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON")

@@ -57,6 +57,11 @@ BROKEN: dict[str, tuple[Constraint, str]] = {
         tag({"type": "json_schema", "json_schema": {"items": {"type": "pear"}}}),
         "format.json_schema#/items/type",
     ),
+    "half of a character": (schema({"required": ["\ud800"]}), "#/required/0"),
+    "half of a character in a tag": (
+        tag({"type": "json_schema", "json_schema": {"enum": ["\udfff", 1]}}),
+        "format.json_schema#/enum/0",
+    ),
     "tag that is no JSON": (Constraint(structural_tag="{"), "line 1, column 2"),
     "no JSON": (Constraint(json_schema="[1,"), "line 1"),
     "unknown type": (schema({"type": "pear"}), "#/type"),

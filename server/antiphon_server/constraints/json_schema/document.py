@@ -16,8 +16,10 @@ Json: TypeAlias = "bool | int | Decimal | str | list[Json] | dict[str, Json] | N
 
 _STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _BRACKET: Final = re.compile(r"[\[\]{}]")
+_HALF: Final = re.compile("[\ud800-\udfff]")
 MAX_EXPONENT: Final = 400
 """Decimal places a number of a schema may have on either side; a double has fewer."""
+_NO_HALVES: Final = "a text or name here has half of a surrogate pair, which no output can have"
 
 
 def parse_document(text: str, limits: PlanLimits, *, noun: str = "the schema") -> Json:
@@ -41,6 +43,25 @@ def parse_document(text: str, limits: PlanLimits, *, noun: str = "the schema") -
             f"line {error.lineno}, column {error.colno}", f"{noun} isn't JSON: {error.msg}"
         ) from None
     return document
+
+
+def refuse_halves(value: Json, pointer: str = "") -> None:
+    """Refuses half of a surrogate pair in any text or name: no output can have it.
+
+    Raises:
+        UnsupportedConstraintError: names where the text is, or the object that has the name.
+    """
+    match value:
+        case str():
+            if _HALF.search(value):
+                raise UnsupportedConstraintError(pointer, _NO_HALVES)
+        case list():
+            for index, item in enumerate(value):
+                refuse_halves(item, f"{pointer}/{index}")
+        case dict():
+            for name, item in value.items():
+                refuse_halves(name, pointer)
+                refuse_halves(item, f"{pointer}/{escape_pointer(name)}")
 
 
 def escape_pointer(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
 from antiphon_server.constraints.json_schema.dialect import dialect_of
-from antiphon_server.constraints.json_schema.document import parse_document
+from antiphon_server.constraints.json_schema.document import parse_document, refuse_halves
 from antiphon_server.constraints.json_schema.goals import goal_of
 from antiphon_server.constraints.json_schema.lark_grammar import write_grammar
 from antiphon_server.constraints.json_schema.lark_rules import LarkRules, RuleBook
@@ -55,6 +55,7 @@ def schema_rules(
         ConstraintTooComplexError: a limit is passed.
     """
     schema = parse_document(text, limits)
+    refuse_halves(schema)
     if not isinstance(schema, dict | bool):
         raise UnsupportedConstraintError("", "a schema is an object, true or false")
     try:

@@ -6,9 +6,12 @@ from typing import Final
 
 import msgspec
 
-from antiphon_server.constraints.json_schema.document import Json, parse_document
+from antiphon_server.constraints.json_schema.document import Json, parse_document, refuse_halves
 from antiphon_server.constraints.json_schema.limits import PlanLimits
-from antiphon_server.constraints.refusals import ConstraintTooComplexError
+from antiphon_server.constraints.refusals import (
+    ConstraintTooComplexError,
+    UnsupportedConstraintError,
+)
 from antiphon_server.constraints.structural_tags.fields import Fields, refuse, said, text_of
 from antiphon_server.constraints.structural_tags.formats import (
     Dispatch,
@@ -301,6 +304,10 @@ class _Reader:
 def _schema_text(schema: Json, path: str) -> str:
     if not isinstance(schema, dict | bool):
         refuse(path, f"must be a schema, and is {said(schema)}")
+    try:
+        refuse_halves(schema)
+    except UnsupportedConstraintError as error:
+        refuse(f"{path}#{error.path}", error.message)
     return _ENCODER.encode(schema).decode()
 
 

@@ -39,6 +39,9 @@ class Fields:
     def __init__(self, value: Json, path: str) -> None:
         if not isinstance(value, dict):
             refuse(path, f"must be an object, and is {said(value)}")
+        for name in value:
+            if _SURROGATE.search(name):
+                refuse(path, f"the name {said(name)} has half of a surrogate pair")
         self.path = path
         self._values = value
         self._left = dict.fromkeys(value)

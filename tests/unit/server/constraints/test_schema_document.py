@@ -4,7 +4,12 @@ from decimal import Decimal
 
 import pytest
 
-from antiphon_server.constraints.json_schema.document import json_key, parse_document, plain_number
+from antiphon_server.constraints.json_schema.document import (
+    json_key,
+    parse_document,
+    plain_number,
+    refuse_halves,
+)
 from antiphon_server.constraints.json_schema.limits import PlanLimits
 from antiphon_server.constraints.refusals import (
     ConstraintTooComplexError,
@@ -54,3 +59,22 @@ def test_equal_values_have_one_key_and_others_another():
     assert json_key({"a": 1, "b": [Decimal("1.0")]}) == json_key({"b": [1], "a": Decimal(1)})
     assert json_key(value=False) != json_key(0)
     assert json_key("1") != json_key(1)
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ('"\\ud800"', ""),
+        ('{"required": ["a", "\\udfff"]}', "/required/1"),
+        ('{"properties": {"\\ud800": {}}}', "/properties"),
+        ('{"properties": {"a/b": {"enum": [1, "x\\ud83d"]}}}', "/properties/a~1b/enum/1"),
+    ],
+)
+def test_half_of_a_character_is_refused_with_its_place(text: str, path: str):
+    with pytest.raises(UnsupportedConstraintError) as refusal:
+        refuse_halves(parse_document(text, LIMITS))
+    assert refusal.value.path == path
+
+
+def test_both_halves_are_a_character():
+    refuse_halves(parse_document('{"const": "\\ud83d\\ude00"}', LIMITS))

@@ -45,6 +45,11 @@ def triggered(triggers: list[str], *begins: str, **options: object) -> Node:
         ({"type": "const_string", "value": 3}, ".value"),
         ({"type": "const_string", "value": "\ud800"}, ".value"),
         ({"type": "const_string", "value": "a", "text": "b"}, ".text"),
+        ({**ANY, "\ud800": 1}, ""),
+        (
+            {"type": "json_schema", "json_schema": {"required": ["\udfff"]}},
+            ".json_schema#/required/0",
+        ),
         ({"type": "regex", "pattern": ""}, ".pattern"),
         ({"type": "regex", "pattern": "(a"}, ".pattern"),
         ({"type": "regex", "pattern": "(?!b)a{101}"}, ".pattern"),

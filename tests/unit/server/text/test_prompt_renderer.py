@@ -261,3 +261,38 @@ def test_malformed_items_are_refused_by_field(renderer_of, byte_level, items, to
         renderer.render_conversation(items, tools=tools)
 
     assert [violation.field for violation in raised.value.violations] == [field]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": "\\ud800"}', "half of a surrogate pair"),
+        ('{"\\uDC00x": [1]}', "half of a surrogate pair"),
+        ('{"a": [{"b": "\\ud83d \\ude00"}]}', "half of a surrogate pair"),
+        ('{"a": NaN}', "NaN is no JSON"),
+        ('{"a": -Infinity}', "-Infinity is no JSON"),
+        ('{"a": ' + "9" * 4301 + "}", "has 4301 digits"),
+        ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "nests too deeply"),
+        ("[]", "must be one JSON object"),
+    ],
+)
+def test_json_that_no_template_could_show_is_refused(
+    renderer_of, byte_level, text: str, message: str
+):
+    renderer = renderer_of(byte_level, chat_templates.CHATML_WITH_TOOLS)
+
+    with pytest.raises(InvalidRequest) as of_call:
+        renderer.render_conversation([user("x"), call("1", text), result("1", "r")])
+    with pytest.raises(InvalidRequest) as of_tool:
+        renderer.render_conversation(
+            [user("x")], tools=[Tool(name="a", parameters_json_schema=text)]
+        )
+
+    for raised, field in (
+        (of_call, "items[1].tool_call.arguments_json"),
+        (of_tool, "tools[0].parameters_json_schema"),
+    ):
+        (violation,) = raised.value.violations
+        assert violation.field == field
+        assert message in violation.description
+        violation.description.encode()
