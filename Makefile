@@ -34,7 +34,7 @@ setup:           ## Makes the virtual environment with everything a contributor 
 
 native: $(VENV)/.native    ## Rebuilds the C++ module and the generated contract, where their sources changed
 
-serve:           ## Serves the default model on 127.0.0.1:50051; ARGS="…" go to `antiphon serve`
+serve:           ## Serves the default model on 127.0.0.1:50051; ARGS="--listen HOST:PORT …" go to `antiphon serve`
 	@$(MAKE) -s -j2 $(VENV)/.ready
 	$(BIN)/antiphon serve $(ARGS)
 
@@ -142,6 +142,7 @@ clean:           ## Removes what was built, the virtual environment included
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' \
 	  || { echo 'Antiphon needs Python 3.11 or 3.12; choose one with `make PYTHON=…`' >&2; exit 1; }
+	@echo 'Making a virtual environment in $(VENV) ...'
 	@$(PYTHON) -m venv $(VENV) || { echo 'On Debian: apt install python3-venv' >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade 'pip>=25.1'
 

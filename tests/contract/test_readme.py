@@ -8,6 +8,7 @@ from antiphon_server import settings
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+TELEMETRY = (ROOT / "deploy/telemetry.md").read_text()
 UNITS = {"MiB": 1 << 20, "GiB": 1 << 30, "days": 86400}
 LIMIT = re.compile(r"^\| [^|]+ \| ([\d,]+)(?: (\w+))? \| `(\w+\.\w+)` \|$", re.MULTILINE)
 
@@ -32,7 +33,11 @@ def test_the_limits_are_found_in_the_table():
 
 def test_every_setting_that_is_named_exists():
     named = set(
-        re.findall(r"`((?:model|server|store|sessions|limits|engine|logging)\.\w+)`", README)
+        re.findall(
+            r"[` ]((?:model|server|store|sessions|limits|constraints|quotas|engine|logging"
+            r"|telemetry)\.\w+)[`=]",
+            README + TELEMETRY,
+        )
     )
 
     assert named <= settings.setting_keys().keys()

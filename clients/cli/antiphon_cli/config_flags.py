@@ -16,12 +16,39 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     """Declares how to generate. What isn't given is left to the server and the checkpoint."""
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
-    sampling.add_argument("--top-p", type=float, metavar="P", help="keep this much probability")
-    sampling.add_argument("--top-k", type=int, metavar="K", help="keep this many tokens; 0: all")
-    sampling.add_argument("--min-p", type=float, metavar="P", help="drop what is less likely")
-    sampling.add_argument("--presence-penalty", type=float, metavar="X")
-    sampling.add_argument("--frequency-penalty", type=float, metavar="X")
-    sampling.add_argument("--repetition-penalty", type=float, metavar="X")
+    sampling.add_argument(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="keep the likeliest tokens up to this probability; 1: all",
+    )
+    sampling.add_argument(
+        "--top-k", type=int, metavar="K", help="keep this many of the likeliest tokens; 0: all"
+    )
+    sampling.add_argument(
+        "--min-p",
+        type=float,
+        metavar="P",
+        help="drop tokens less likely than P times the likeliest",
+    )
+    sampling.add_argument(
+        "--presence-penalty",
+        type=float,
+        metavar="X",
+        help="lowers tokens that were in the answer; -2 to 2",
+    )
+    sampling.add_argument(
+        "--frequency-penalty",
+        type=float,
+        metavar="X",
+        help="the same, for each time they were; -2 to 2",
+    )
+    sampling.add_argument(
+        "--repetition-penalty",
+        type=float,
+        metavar="X",
+        help="a factor against tokens of prompt and answer; 1: none",
+    )
     sampling.add_argument("--seed", type=int, metavar="N", help="makes sampling reproducible")
     ending = parser.add_argument_group("ending")
     ending.add_argument("--max-tokens", type=int, metavar="N", help="at most N output tokens")

@@ -34,6 +34,9 @@ examples:
   antiphon generate -n 3 --seed 7 "A name for a cat"
   antiphon generate --choice yes --choice no "Is water wet?"
   antiphon generate --json-schema person.json "Invent somebody" | jq .
+  antiphon generate --regex "[0-9]{4}-[0-9]{2}-[0-9]{2}" "When did people land on the moon?"
+  antiphon generate --grammar list.ebnf "Three rivers"
+  antiphon generate --structural-tag calls.json "How warm is it in Bern?"
   antiphon generate --json "What is 2 + 2?" | jq .usage
   antiphon generate --raw --max-tokens 1 --prompt-logprobs 3 "To be or not to be"
 """

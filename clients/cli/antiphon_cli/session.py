@@ -37,7 +37,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the actions and their flags."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = actions.add_parser("list", help="one line a session, latest first")
+    listing = _action(actions, "list", "one line a session, latest first")
     listing.add_argument(
         "--label",
         action="append",
@@ -45,27 +45,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="only those with this label; may be given again",
     )
-    showing = actions.add_parser("show", help="one session and what was said")
-    showing.add_argument("name", help="the session")
-    exporting = actions.add_parser("export", help="write one session down")
-    exporting.add_argument("name", help="the session")
+    showing = _action(actions, "show", "one session and what was said")
+    showing.add_argument("name", metavar="NAME", help="the session, as `list` has it")
+    exporting = _action(actions, "export", "write one session down")
+    exporting.add_argument("name", metavar="NAME", help="the session, as `list` has it")
     exporting.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="where to; default: standard output"
     )
-    importing = actions.add_parser("import", help="make a session of one that was exported")
-    importing.add_argument("file", help="what `export` wrote; - reads standard input")
+    importing = _action(actions, "import", "make a session of one that was exported")
+    importing.add_argument(
+        "file", metavar="FILE", help="what `export` wrote; - reads standard input"
+    )
     importing.add_argument("--session-id", metavar="ID", default="", help="what to call it")
     importing.add_argument(
         "--model", metavar="NAME", help="models/NAME in place of the one it was exported with"
     )
-    deleting = actions.add_parser("delete", help="delete sessions, for good")
-    deleting.add_argument("names", nargs="+", metavar="NAME", help="the sessions")
+    deleting = _action(actions, "delete", "delete sessions, for good")
+    deleting.add_argument(
+        "names", nargs="+", metavar="NAME", help="the sessions, as `list` has them"
+    )
     for action in (listing, showing, importing):
         action.add_argument(
             "--json", action="store_true", help="for programs: JSON, an object a line"
         )
     for action in (listing, showing, exporting, importing, deleting):
         add_connection(action)
+
+
+def _action(
+    actions: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, summary: str
+) -> argparse.ArgumentParser:
+    """Returns the parser of an action, whose own --help says what it does as well."""
+    description = f"{summary[0].upper()}{summary[1:]}."
+    return actions.add_parser(name, help=summary, description=description, allow_abbrev=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
