@@ -120,14 +120,21 @@ def new_metric_export(
         instance_id: Tells this server from others of its name.
         families: Returns all metrics, on any thread but the event loop's.
         figures: Where telemetry counts what becomes of it.
+
+    Raises:
+        StartupError: what an OTEL_ variable says of the exporter can't be used.
     """
     from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 
     from antiphon_server.telemetry.otlp_metrics import MetricExport
 
     limit_exporter_logs(LineAMinute())
+    try:
+        exporter = OTLPMetricExporter(endpoint=endpoint)
+    except (OSError, ValueError) as error:  # Its own variables: a time-out, a certificate.
+        raise StartupError(f"metrics can't be sent to {endpoint}: {error}") from error
     return MetricExport(
-        OTLPMetricExporter(endpoint=endpoint),
+        exporter,
         new_resource(config, instance_id),
         families=families,
         interval_s=config.metrics_interval_s,
