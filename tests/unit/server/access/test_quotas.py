@@ -181,3 +181,19 @@ def test_tenants_of_whom_nothing_is_in_use_are_forgotten() -> None:
     bench.limits = QuotaLimits(max_concurrent_requests=1)
     bench.refusal("busy")
     kept.release()
+
+
+def test_refusals_are_counted_by_quota() -> None:
+    quotas = TenantQuotas(
+        lambda tenant: QuotaLimits(max_concurrent_requests=1, tokens_per_minute=10),
+        clock_ns=lambda: 0,
+    )
+    place = quotas.enter("acme")
+
+    for _ in range(2):
+        with pytest.raises(AntiphonError):
+            quotas.enter("acme")
+    with pytest.raises(AntiphonError):
+        place.reserve(prompt_tokens=11, output_tokens=1)
+
+    assert quotas.num_refused == {"max_concurrent_requests": 2, "tokens_per_minute": 1}
