@@ -28,7 +28,7 @@ void RequestTimes::AddChunk(const PrefillChunk& chunk) {
 }
 
 void RequestTimes::StartRest(std::int64_t now_ns, bool held) {
-  ANTIPHON_CHECK(!is_resting);
+  EndRest(now_ns);
   is_resting = true;
   rest = {.start_ns = now_ns, .end_ns = now_ns, .held = held};
 }

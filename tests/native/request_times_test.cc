@@ -1,5 +1,7 @@
 #include "antiphon/request_times.h"
 
+#include <gtest/gtest.h>
+
 #include "small_engine.h"
 
 namespace antiphon {
@@ -43,6 +45,41 @@ TEST(RequestTimes, RestsBeyondTheFirstAreCountedAndAddedUp) {
   ASSERT_EQ(times.known_rests().size(), 16U);
   EXPECT_TRUE(times.known_rests()[15].held);
   EXPECT_EQ(times.known_rests()[15].start_ns, 1500);
+}
+
+TEST(RequestTimes, ARestEndsWhereAnotherStarts) {
+  RequestTimes times;
+  times.Reset(1, 0);
+
+  times.StartRest(10, /*held=*/true);
+  times.StartRest(15, /*held=*/false);
+  times.EndRest(18);
+
+  ASSERT_EQ(times.known_rests().size(), 2U);
+  EXPECT_TRUE(times.known_rests()[0].held);
+  EXPECT_EQ(times.known_rests()[0].end_ns, 15);
+  EXPECT_FALSE(times.known_rests()[1].held);
+  EXPECT_EQ(times.known_rests()[1].start_ns, 15);
+  EXPECT_EQ(times.rest_ns, 8);
+}
+
+TEST(RequestTimes, MemoryThatIsLostAgainBeforeARowIsAnotherRest) {
+  Engine engine;
+  const Handle handle = engine.SubmitFrom(1, 4, 4);
+  engine.Step();
+  engine.core().Hold(handle);
+  engine.core().Release(handle);
+  engine.core().SitOut(handle);
+  EXPECT_EQ(engine.Plan(), 0);
+  ASSERT_EQ(engine.stats().num_running, 1);
+
+  engine.core().Hold(handle);
+
+  engine.core().Release(handle);
+  engine.core().Rejoin(handle);
+  ASSERT_TRUE(engine.Step());
+  EXPECT_EQ(engine.core().Times(handle)->num_rests, 2);
+  EXPECT_FALSE(engine.core().Times(handle)->is_resting);
 }
 
 TEST(RequestTimes, NothingIsLeftOfWhoHadThePlaceBefore) {

@@ -74,6 +74,7 @@ class TimesModel:
     def suspend(self, handle: int, *, num_computed: int, held: bool) -> None:
         """Notes that a request that had had a row has lost its memory."""
         kept = self._kept[handle]
+        self._end_rest(kept)
         kept.rest = Rest(start_ns=self._now_ns, end_ns=self._now_ns, held=held)
         kept.num_preemptions += not held
         kept.num_reached = max(kept.num_reached, num_computed)

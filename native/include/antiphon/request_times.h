@@ -21,7 +21,7 @@ struct PrefillChunk {
 // A time between two rows of a request in which it had no memory.
 struct Rest {
   std::int64_t start_ns = 0;
-  std::int64_t end_ns = 0;  // its next row was planned, or it ended
+  std::int64_t end_ns = 0;  // its next row was planned, it lost memory again, or it ended
   bool held = false;        // at its caller's wish; else it was paused to make room
 };
 
@@ -54,6 +54,7 @@ struct RequestTimes {
   void Reset(Handle new_handle, std::int64_t now_ns);
 
   void AddChunk(const PrefillChunk& chunk);
+  // Ends the one that lasts: its request had memory again, and lost it before it got a row.
   void StartRest(std::int64_t now_ns, bool held);
   // Does nothing where none lasts.
   void EndRest(std::int64_t now_ns);
