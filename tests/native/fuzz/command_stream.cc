@@ -15,6 +15,8 @@ constexpr std::array<TokenId, 1> kEndIds = {0};
 constexpr std::array<TokenId, 1> kStopIds = {1};
 constexpr std::uint64_t kNumSessions = 3;
 constexpr std::int32_t kMaxRequests = 8;
+// One of four asks what the model says of its prompt.
+constexpr std::uint64_t kFirstSeedOfScores = 192;
 // More steps than any of these requests can need, paused as often as the knobs allow.
 constexpr std::int32_t kMaxTurnsToTheEnd = 20000;
 
@@ -81,7 +83,7 @@ void CommandStream::Obey() {
   const std::int32_t byte = bytes_.Next();
   const std::int32_t command = byte % 32;
   if (byte >= 224) {
-    HoldOrRelease(command < 12);
+    Rest(command);
   } else if (command < 8) {
     Submit();
   } else if (command < 10) {
@@ -115,19 +117,22 @@ void CommandStream::Submit() {
   const std::int32_t odds = bytes_.Next();
   const ScopeId scope = engine_->core().InternScope(
       {.tenant = odds % 8 == 7 ? "b" : "a", .cache_scope = "", .adapter = "", .weights = ""});
-  const SubmitSpec spec = {
-      .prompt = prompt,
-      .scope = scope,
-      .max_output_tokens = bytes_.Between(1, 12),
-      .end_ids = kEndIds,
-      .stop_ids = kStopIds,
-      .seed = static_cast<std::uint64_t>(bytes_.Next()),
-      .output_index = (odds & 8) == 0 ? 0 : 1,
-      .priority = (odds & 16) == 0 ? 50 : bytes_.Between(0, 100),
-      .leader = (odds & 32) == 0 || handles_.empty() ? 0 : handles_.back(),
-      .session = session,
-      .retention = {.priority = (odds & 64) == 0 ? 50 : bytes_.Between(0, 100),
-                    .duration_us = (odds & 128) == 0 ? 0 : bytes_.Between(1, 200)}};
+  SubmitSpec spec = {.prompt = prompt,
+                     .scope = scope,
+                     .max_output_tokens = bytes_.Between(1, 12),
+                     .end_ids = kEndIds,
+                     .stop_ids = kStopIds,
+                     .seed = static_cast<std::uint64_t>(bytes_.Next()),
+                     .output_index = (odds & 8) == 0 ? 0 : 1,
+                     .priority = (odds & 16) == 0 ? 50 : bytes_.Between(0, 100),
+                     .leader = (odds & 32) == 0 || handles_.empty() ? 0 : handles_.back(),
+                     .session = session,
+                     .retention = {.priority = (odds & 64) == 0 ? 50 : bytes_.Between(0, 100),
+                                   .duration_us = (odds & 128) == 0 ? 0 : bytes_.Between(1, 200)}};
+  if (spec.seed >= kFirstSeedOfScores) {
+    spec.flags = kFlagPromptLogprobs;
+    spec.num_reusable = static_cast<std::int32_t>(spec.seed - kFirstSeedOfScores) % 16;
+  }
   try {
     const Handle handle = engine_->Submit(spec);
     handles_.push_back(handle);
@@ -178,12 +183,28 @@ void CommandStream::Finish() {
   }
 }
 
-void CommandStream::HoldOrRelease(bool holds) {
+void CommandStream::Rest(std::int32_t command) {
+  if (command >= 27) {
+    Withhold();
+    return;
+  }
   const Handle handle = SomeHandle();
-  if (holds) {
+  if (command < 12) {
     engine_->Hold(handle);
-  } else {
+  } else if (command < 18) {
     engine_->Release(handle);
+  } else if (command < 22) {
+    engine_->SitOut(handle);
+  } else {
+    engine_->Rejoin(handle);
+  }
+}
+
+// Executes a step of which some rows bring no token.
+void CommandStream::Withhold() {
+  const std::int32_t rows = bytes_.Next();
+  if (engine_->can_execute()) {
+    engine_->Execute([rows](std::int32_t row) { return (rows >> row & 1) != 0; });
   }
 }
 
@@ -229,24 +250,42 @@ Handle CommandStream::SomeHandle() {
   return handles_[handles_.size() - 1 - static_cast<std::size_t>(back) % handles_.size()];
 }
 
+// Returns false where nothing is in flight and nothing can be planned.
+bool CommandStream::Turn() {
+  if (engine_->can_plan()) {
+    const bool idle = engine_->num_in_flight() == 0;
+    if (!engine_->Plan(++now_us_) && idle) {
+      return false;
+    }
+  }
+  if (engine_->can_execute()) {
+    engine_->Execute();
+  }
+  if (engine_->can_commit()) {
+    engine_->Commit();
+  }
+  engine_->core().CheckInvariants();
+  return true;
+}
+
+// First as far as those come who do not sit out, then all.
 void CommandStream::RunToTheEnd() {
   for (const Handle handle : handles_) {
     engine_->Release(handle);
   }
-  for (std::int32_t turn = 0; engine_->num_live() > 0 || engine_->num_in_flight() > 0; ++turn) {
-    Expect(turn < kMaxTurnsToTheEnd, "I17: requests do not come to their end");
-    if (engine_->can_plan()) {
-      const bool idle = engine_->num_in_flight() == 0;
-      const bool planned = engine_->Plan(++now_us_);
-      Expect(planned || !idle, "I17: requests are there, nothing is in flight, and nothing runs");
+  std::int32_t num_turns = 0;
+  if (engine_->num_sitting_out() > 0) {
+    while (Turn()) {
+      Expect(++num_turns < kMaxTurnsToTheEnd, "I17: requests do not come to their end");
     }
-    if (engine_->can_execute()) {
-      engine_->Execute();
-    }
-    if (engine_->can_commit()) {
-      engine_->Commit();
-    }
-    engine_->core().CheckInvariants();
+    engine_->CheckSittersHinderNobody();
+  }
+  for (const Handle handle : handles_) {
+    engine_->Rejoin(handle);
+  }
+  while (engine_->num_live() > 0 || engine_->num_in_flight() > 0) {
+    Expect(++num_turns < 2 * kMaxTurnsToTheEnd, "I17: requests do not come to their end");
+    Expect(Turn(), "I17: requests are there, nothing is in flight, and nothing runs");
   }
   for (std::uint64_t session = 1; session <= kNumSessions; ++session) {
     engine_->core().CloseSession(session);

@@ -36,9 +36,9 @@ class Bytes {
 };
 
 // Makes of bytes a core with a pool of a few blocks and commands to it: submit, abort, finish,
-// hold, release, plan, execute, commit, sessions, clock, flush. All state is checked after every
-// command, all reads by the ghost device; at the end everything must come to its end and leave
-// nothing behind.
+// hold, release, sit out, rejoin, plan, execute, withhold, commit, sessions, clock, flush. All
+// state is checked after every command, all reads by the ghost device; at the end everything must
+// come to its end, first whoever does not sit out, and leave nothing behind.
 //
 // Throws ghost::Contradiction or what the core throws where something is wrong.
 class CommandStream : public ghost::Listener {
@@ -58,10 +58,12 @@ class CommandStream : public ghost::Listener {
   void Submit();
   void Abort();
   void Finish();
-  void HoldOrRelease(bool holds);
+  void Rest(std::int32_t command);
+  void Withhold();
   void Plan();
   void Session();
   void ReadEvents();
+  bool Turn();
   void RunToTheEnd();
 
   Handle SomeHandle();

@@ -60,17 +60,20 @@ void QueueFigures::OnGone(Handle handle) {
 }
 
 void QueueFigures::OnHold(Handle handle) {
-  const auto found = places_.find(handle);
-  if (found == places_.end()) {
-    return;
+  OnSitOut(handle);
+  if (const auto found = resting_.find(handle); found != resting_.end()) {
+    found->second.num_bypasses = 0;
   }
-  Waiting waiting = waiting_[found->second];
-  waiting.num_bypasses = 0;
-  resting_.emplace(handle, waiting);
-  Remove(handle);
 }
 
-void QueueFigures::OnRelease(Handle handle) {
+void QueueFigures::OnSitOut(Handle handle) {
+  if (const auto found = places_.find(handle); found != places_.end()) {
+    resting_.emplace(handle, waiting_[found->second]);
+    Remove(handle);
+  }
+}
+
+void QueueFigures::OnReturn(Handle handle) {
   if (const auto found = resting_.find(handle); found != resting_.end()) {
     places_[handle] = waiting_.size();
     waiting_.push_back(found->second);

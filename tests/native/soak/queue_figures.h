@@ -28,9 +28,12 @@ class QueueFigures {
   void OnSubmit(Handle handle, std::int32_t priority, std::int32_t num_prompt, bool follows);
   void OnStart(Handle handle, std::int64_t num_steps_waited);
   void OnGone(Handle handle);
-  // Whoever rests by the caller's wish is bypassed by nobody, and comes back to his place.
+  // Whoever rests by the caller's wish is bypassed by nobody, and comes back to his place; who was
+  // held has to be passed over anew.
   void OnHold(Handle handle);
-  void OnRelease(Handle handle);
+  void OnSitOut(Handle handle);
+  // Neither holds any more.
+  void OnReturn(Handle handle);
 
   std::int32_t max_bypass() const { return max_bypass_; }
   void Add(const QueueFigures& other);

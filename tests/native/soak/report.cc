@@ -44,6 +44,8 @@ void AddCounts(TrafficCounts& sum, const TrafficCounts& other) {
   sum.num_aborted += other.num_aborted;
   sum.num_finished += other.num_finished;
   sum.num_holds += other.num_holds;
+  sum.num_sit_outs += other.num_sit_outs;
+  sum.num_scored += other.num_scored;
   sum.num_turns += other.num_turns;
   sum.num_forks += other.num_forks;
   sum.num_rewinds += other.num_rewinds;
@@ -58,6 +60,7 @@ void AddWork(ghost::Work& sum, const ghost::Work& other) {
   sum.num_computed_tokens += other.num_computed_tokens;
   sum.num_recomputed_tokens += other.num_recomputed_tokens;
   sum.num_void_samples += other.num_void_samples;
+  sum.num_withheld += other.num_withheld;
   sum.num_outputs += other.num_outputs;
   sum.num_resumptions += other.num_resumptions;
   sum.core_cpu_s += other.core_cpu_s;
@@ -104,6 +107,9 @@ std::string Report::Json(const std::string& policy) const {
       .Put("num_aborted", counts.num_aborted)
       .Put("num_stop_strings", counts.num_finished)
       .Put("num_holds", counts.num_holds)
+      .Put("num_sit_outs", counts.num_sit_outs)
+      .Put("num_withheld", work.num_withheld)
+      .Put("num_scored", counts.num_scored)
       .Put("num_turns", counts.num_turns)
       .Put("num_forks", counts.num_forks)
       .Put("num_rewinds", counts.num_rewinds)

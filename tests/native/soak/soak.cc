@@ -14,6 +14,7 @@ constexpr std::int64_t kStepUs = 1000;
 constexpr std::int64_t kTokenUs = 10;
 constexpr std::int64_t kStepsPerCheck = 2000;
 constexpr std::int64_t kRequestsPerProgress = 10000;
+constexpr double kWithheldShare = 0.05;  // of the rows that may be
 
 // Steps a core through its traffic with a device that is late at random.
 class Run {
@@ -60,7 +61,7 @@ class Run {
       return;
     }
     if (engine_.can_execute() && (!engine_.can_commit() || dice_.Chance(0.5))) {
-      engine_.Execute();
+      engine_.Execute([this](std::int32_t /*row*/) { return dice_.Chance(kWithheldShare); });
       return;
     }
     if (engine_.can_commit()) {
@@ -85,7 +86,9 @@ class Run {
 
   // Nothing ran and nothing is in flight.
   void Idle() {
-    const bool none_may_run = engine_.num_live() == engine_.num_held();
+    // For who sits out, others may have to wait.
+    const bool none_may_run =
+        engine_.num_live() == engine_.num_held() || engine_.num_sitting_out() > 0;
     ghost::Expect(none_may_run || ++num_idle_ < 3,
                   "I17: requests are there, nothing is in flight, and nothing runs");
     if (none_may_run && traffic_.next_us() != std::numeric_limits<std::int64_t>::max()) {

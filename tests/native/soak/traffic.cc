@@ -20,6 +20,7 @@ constexpr double kLiveToHalveRate = 16;
 constexpr double kBurstChance = 0.004;
 constexpr std::int32_t kMaxBurst = 120;
 constexpr double kRestUs = 8000;
+constexpr double kSitOutUs = 2000;
 
 // One of 85 outputs of a vocabulary of 512 ends a request, and one of 256 may stop it.
 constexpr std::array<TokenId, 6> kEndIds = {0, 1, 2, 3, 4, 5};
@@ -53,6 +54,7 @@ void Traffic::Act(GhostEngine& engine, std::int64_t now_us) {
     }
   }
   HoldAndRelease(engine, now_us);
+  SitOutAndRejoin(engine, now_us);
   while (!done() && next_arrival_us_ <= now_us) {
     Arrive(engine, now_us);
     ScheduleArrival(next_arrival_us_, engine.num_live());
@@ -62,7 +64,7 @@ void Traffic::Act(GhostEngine& engine, std::int64_t now_us) {
 std::int64_t Traffic::next_us() const {
   const std::int64_t never = std::numeric_limits<std::int64_t>::max();
   std::int64_t next = done() ? never : next_arrival_us_;
-  for (const auto* due : {&aborts_, &holds_, &releases_}) {
+  for (const auto* due : {&aborts_, &holds_, &releases_, &sit_outs_, &rejoins_}) {
     next = due->empty() ? next : std::min(next, due->begin()->first);
   }
   return next;
@@ -83,9 +85,35 @@ void Traffic::HoldAndRelease(GhostEngine& engine, std::int64_t now_us) {
     const Handle handle = releases_.begin()->second;
     releases_.erase(releases_.begin());
     if (engine.Release(handle)) {
-      queue_.OnRelease(handle);
+      if (!engine.Rests(handle)) {
+        queue_.OnReturn(handle);
+      }
       if (dice_.Chance(0.3)) {
         holds_.emplace(now_us + static_cast<std::int64_t>(dice_.Exponential(kRestUs)), handle);
+      }
+    }
+  }
+}
+
+void Traffic::SitOutAndRejoin(GhostEngine& engine, std::int64_t now_us) {
+  while (!sit_outs_.empty() && sit_outs_.begin()->first <= now_us) {
+    const Handle handle = sit_outs_.begin()->second;
+    sit_outs_.erase(sit_outs_.begin());
+    if (engine.SitOut(handle)) {
+      queue_.OnSitOut(handle);
+      ++counts_.num_sit_outs;
+      rejoins_.emplace(now_us + static_cast<std::int64_t>(dice_.Exponential(kSitOutUs)), handle);
+    }
+  }
+  while (!rejoins_.empty() && rejoins_.begin()->first <= now_us) {
+    const Handle handle = rejoins_.begin()->second;
+    rejoins_.erase(rejoins_.begin());
+    if (engine.Rejoin(handle)) {
+      if (!engine.Rests(handle)) {
+        queue_.OnReturn(handle);
+      }
+      if (dice_.Chance(0.8)) {
+        sit_outs_.emplace(now_us + static_cast<std::int64_t>(dice_.Exponential(kSitOutUs)), handle);
       }
     }
   }
@@ -230,12 +258,20 @@ Handle Traffic::Submit(GhostEngine& engine, SubmitSpec spec, std::int64_t now_us
     const double mean_us = dice_.Chance(0.5) ? 2000 : 30000;
     aborts_.emplace(now_us + static_cast<std::int64_t>(dice_.Exponential(mean_us)), handle);
   }
-  if (dice_.Chance(0.06)) {
-    holds_.emplace(now_us + static_cast<std::int64_t>(dice_.Exponential(kRestUs)), handle);
-  }
+  counts_.num_scored += spec.num_reusable < ask.num_prompt ? 1 : 0;
+  ScheduleRests(now_us, handle);
   asks_[handle] = ask;
   queue_.OnSubmit(handle, spec.priority, ask.num_prompt, spec.leader != 0);
   return handle;
+}
+
+void Traffic::ScheduleRests(std::int64_t now_us, Handle handle) {
+  if (dice_.Chance(0.06)) {
+    holds_.emplace(now_us + static_cast<std::int64_t>(dice_.Exponential(kRestUs)), handle);
+  }
+  if (dice_.Chance(0.06)) {
+    sit_outs_.emplace(now_us + static_cast<std::int64_t>(dice_.Exponential(kSitOutUs)), handle);
+  }
 }
 
 // Aborts where `keep` is negative.
@@ -302,6 +338,7 @@ void Traffic::Say(std::vector<TokenId>& log, std::int32_t num_tokens) {
 }
 
 SubmitSpec Traffic::SomeSpec(ScopeId scope, const std::vector<TokenId>& prompt) {
+  const bool is_scored = dice_.Chance(0.05);
   return {.prompt = prompt,
           .scope = scope,
           .max_output_tokens = dice_.Chance(0.02) ? 1 : dice_.Between(2, 120),
@@ -310,7 +347,10 @@ SubmitSpec Traffic::SomeSpec(ScopeId scope, const std::vector<TokenId>& prompt) 
               dice_.Chance(0.5) ? std::span<const TokenId>(kStopIds) : std::span<const TokenId>(),
           .seed = dice_.Bits(),
           .priority = dice_.Chance(0.8) ? 50 : dice_.Between(0, 100),
-          .retention = {}};
+          .flags = is_scored ? std::uint32_t{kFlagPromptLogprobs} : 0,
+          .retention = {},
+          .num_reusable =
+              is_scored ? dice_.Below(static_cast<std::int32_t>(prompt.size()) + 1) : kAllTokens};
 }
 
 // Tokens that fit into the context behind so many.

@@ -32,6 +32,8 @@ struct TrafficCounts {
   std::int64_t num_aborted = 0;
   std::int64_t num_finished = 0;  // by a stop string
   std::int64_t num_holds = 0;
+  std::int64_t num_sit_outs = 0;
+  std::int64_t num_scored = 0;  // that may not reuse all of their prompt
   std::int64_t num_turns = 0;
   std::int64_t num_forks = 0;
   std::int64_t num_rewinds = 0;
@@ -43,14 +45,15 @@ struct TrafficCounts {
 // Users who come by Poisson and in bursts: single prompts behind shared system prompts (some much
 // more popular than others), several outputs of one prompt, and sessions whose turns add to what
 // was said, fork, rewind and close. Some abort, in any phase; some end by a stop string that the
-// front end sees late; some are held for a while, perhaps again and again.
+// front end sees late; some are held for a while, perhaps again and again, and some sit out for
+// moments. Some want to be told of their prompt, and so reuse no more than its beginning.
 //
 // Not thread-safe.
 class Traffic : public ghost::Listener {
  public:
   explicit Traffic(const TrafficConfig& config);
 
-  // Submits, aborts, finishes, holds and releases what is due.
+  // Submits, aborts, finishes, holds, releases, and lets sit out and rejoin what is due.
   void Act(GhostEngine& engine, std::int64_t now_us);
 
   // All requests were submitted.
@@ -94,6 +97,8 @@ class Traffic : public ghost::Listener {
   void CloseSession(GhostEngine& engine, std::uint64_t id);
   Handle Submit(GhostEngine& engine, SubmitSpec spec, std::int64_t now_us);
   void HoldAndRelease(GhostEngine& engine, std::int64_t now_us);
+  void SitOutAndRejoin(GhostEngine& engine, std::int64_t now_us);
+  void ScheduleRests(std::int64_t now_us, Handle handle);
   void EndFromOutside(GhostEngine& engine, Handle handle, std::int32_t keep);
   void LeaveSession(const Ask& ask, std::span<const TokenId> tokens);
 
@@ -115,6 +120,8 @@ class Traffic : public ghost::Listener {
   std::multimap<std::int64_t, Handle> aborts_;              // by time
   std::multimap<std::int64_t, Handle> holds_;               // likewise
   std::multimap<std::int64_t, Handle> releases_;            // likewise
+  std::multimap<std::int64_t, Handle> sit_outs_;            // likewise
+  std::multimap<std::int64_t, Handle> rejoins_;             // likewise
   std::vector<std::pair<Handle, std::int32_t>> to_finish_;  // and the outputs to keep
   std::int64_t next_arrival_us_ = 0;
   std::int32_t burst_left_ = 0;

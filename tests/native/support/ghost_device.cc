@@ -31,7 +31,8 @@ GhostDevice::GhostDevice(const CoreConfig& config, std::int32_t vocabulary, std:
       cell_steps_(device_.size(), 0),
       slot_steps_(Index(config.max_rows), 0) {}
 
-void GhostDevice::Execute(const StepBuffers& step, const StreamOf& stream_of) {
+void GhostDevice::Execute(const StepBuffers& step, const StreamOf& stream_of,
+                          const std::vector<bool>& withheld) {
   ++num_steps_;
   CheckShape(step);
   ApplyTableDeltas(step);
@@ -44,6 +45,9 @@ void GhostDevice::Execute(const StepBuffers& step, const StreamOf& stream_of) {
     Stream& stream = stream_of(step.handle[row]);
     ComputeRow(step, row, stream);
     Sample(step, row, stream);
+    if (withheld[Index(row)]) {
+      Withhold(step, row);
+    }
   }
 }
 
@@ -197,6 +201,15 @@ void GhostDevice::Sample(const StepBuffers& step, std::int32_t row, Stream& stre
   const Chain chain = CellAt(step.slot[row], step.kv_len[row] - 1);
   step.tokens[row] = NextToken(chain, step.uniform[row], vocabulary_);
   last_tokens_[Index(step.slot[row])] = step.tokens[row];
+}
+
+// The row's last cell is as if it had never been written, so that who reads it too early shows.
+void GhostDevice::Withhold(const StepBuffers& step, std::int32_t row) {
+  const SlotId slot = step.slot[row];
+  step.num_tokens[row] = 0;
+  step.tokens[row] = -1;
+  last_tokens_[Index(slot)] = -1;
+  CellAt(slot, step.kv_len[row] - 1) = kUnwritten;
 }
 
 std::span<Chain> GhostDevice::Block(Tier tier, BlockId block) {

@@ -42,8 +42,10 @@ class GhostDevice {
   void Copy(const StepBuffers& step);
 
   // Carries out the rest of a step: reads of contexts, then computation. Writes `tokens` and
-  // `num_tokens`. Throws Contradiction.
-  void Execute(const StepBuffers& step, const StreamOf& stream_of);
+  // `num_tokens`. Rows of which `withheld`, [num_rows], says so bring no token, and nothing that
+  // they computed for it can be read before it is computed again. Throws Contradiction.
+  void Execute(const StepBuffers& step, const StreamOf& stream_of,
+               const std::vector<bool>& withheld);
 
   std::int64_t num_computed_tokens() const { return num_computed_tokens_; }
   std::int64_t num_copies() const { return num_copies_; }
@@ -57,6 +59,7 @@ class GhostDevice {
   void ReadContext(const StepBuffers& step, std::int32_t row, Stream& stream);
   void ComputeRow(const StepBuffers& step, std::int32_t row, Stream& stream);
   void Sample(const StepBuffers& step, std::int32_t row, Stream& stream);
+  void Withhold(const StepBuffers& step, std::int32_t row);
 
   std::span<Chain> Block(Tier tier, BlockId block);
   BlockId& TableEntry(SlotId slot, std::int32_t block_index);

@@ -54,7 +54,8 @@ Handle GhostEngine::Submit(const SubmitSpec& spec) {
       handle, Record{.stream = Stream(spec.scope, spec.prompt, draws, options_.vocabulary),
                      .max_output = spec.max_output_tokens,
                      .end_ids = {spec.end_ids.begin(), spec.end_ids.end()},
-                     .stop_ids = {spec.stop_ids.begin(), spec.stop_ids.end()}});
+                     .stop_ids = {spec.stop_ids.begin(), spec.stop_ids.end()},
+                     .num_reusable = spec.num_reusable});
   Expect(is_new, "a handle was given twice");
   ++num_live_;
   return handle;
@@ -64,7 +65,7 @@ bool GhostEngine::Abort(Handle handle) {
   const bool was_live = IsLive(handle);
   Expect(core_.Abort(handle) == was_live, "Abort is wrong about whether the request had ended");
   if (was_live) {
-    End(RecordOf(handle));
+    End(handle, RecordOf(handle));
     Forget(handle);
   }
   return was_live;
@@ -75,7 +76,7 @@ bool GhostEngine::Finish(Handle handle, std::int32_t keep_output_tokens) {
   Expect(core_.Finish(handle, keep_output_tokens) == was_live,
          "Finish is wrong about whether the request had ended");
   if (was_live) {
-    End(RecordOf(handle));
+    End(handle, RecordOf(handle));
     Forget(handle);
   }
   return was_live;
@@ -88,6 +89,7 @@ bool GhostEngine::Hold(Handle handle) {
     Record& record = RecordOf(handle);
     num_held_ += record.held ? 0 : 1;
     record.held = true;
+    record.was_held = true;
   }
   return was_live;
 }
@@ -101,6 +103,36 @@ bool GhostEngine::Release(Handle handle) {
     record.held = false;
   }
   return was_live;
+}
+
+bool GhostEngine::SitOut(Handle handle) {
+  const bool was_live = IsLive(handle);
+  Expect(core_.SitOut(handle) == was_live, "SitOut is wrong about whether the request had ended");
+  if (was_live) {
+    Record& record = RecordOf(handle);
+    num_sitting_out_ += record.sits_out ? 0 : 1;
+    record.sits_out = true;
+  }
+  return was_live;
+}
+
+bool GhostEngine::Rejoin(Handle handle) {
+  const bool was_live = IsLive(handle);
+  // Whose token is withheld does when that row is committed.
+  Expect((was_live && RecordOf(handle).withheld) || core_.Rejoin(handle) == was_live,
+         "Rejoin is wrong about whether the request had ended");
+  if (was_live) {
+    Record& record = RecordOf(handle);
+    num_sitting_out_ -= record.sits_out ? 1 : 0;
+    record.sits_out = false;
+  }
+  return was_live;
+}
+
+bool GhostEngine::Rests(Handle handle) const {
+  const auto found = records_.find(handle);
+  return found != records_.end() && found->second.live &&
+         (found->second.held || found->second.sits_out);
 }
 
 bool GhostEngine::can_plan() const {
@@ -137,13 +169,34 @@ void GhostEngine::CopyNext() {
   ++num_copied_;
 }
 
-void GhostEngine::Execute() {
+void GhostEngine::Execute(const WantsNone& wants_none) {
   if (num_copied_ == num_executed_) {
     CopyNext();
   }
-  const StepBuffers& step = sets_[in_flight_[num_executed_].set]->buffers();
-  device_.Execute(step, [this](Handle handle) -> Stream& { return RecordOf(handle).stream; });
+  const InFlight& oldest = in_flight_[num_executed_];
+  device_.Execute(
+      sets_[oldest.set]->buffers(),
+      [this](Handle handle) -> Stream& { return RecordOf(handle).stream; },
+      Withhold(oldest, wants_none));
   ++num_executed_;
+}
+
+// Only a request's last row in flight may bring no token, and none may come behind it.
+std::vector<bool> GhostEngine::Withhold(const InFlight& in_flight, const WantsNone& wants_none) {
+  const StepBuffers& step = sets_[in_flight.set]->buffers();
+  std::vector<bool> withheld(static_cast<std::size_t>(step.header[kHeaderNumRows]), false);
+  for (std::int32_t row = 0; wants_none && row < step.header[kHeaderNumRows]; ++row) {
+    Record& record = RecordOf(step.handle[row]);
+    if ((step.flags[row] & kFlagSample) == 0 || record.last_step != in_flight.step ||
+        !wants_none(row)) {
+      continue;
+    }
+    withheld[static_cast<std::size_t>(row)] = true;
+    record.withheld = true;
+    Expect(core_.SitOut(step.handle[row]) == record.live,
+           "SitOut is wrong about whether the request had ended");
+  }
+  return withheld;
 }
 
 void GhostEngine::Commit() {
@@ -177,6 +230,13 @@ void GhostEngine::CheckNothingLeft() {
   Expect(stats.num_host_blocks_used == 0, "I25: a flush leaves host blocks");
 }
 
+void GhostEngine::CheckSittersHinderNobody() const {
+  for (const auto& [handle, record] : records_) {
+    Expect(may_pause() || !record.live || !record.started || record.was_held || record.sits_out,
+           "I17: a request that has all its memory does not go on while others sit out");
+  }
+}
+
 bool GhostEngine::IsLive(Handle handle) const {
   const auto found = records_.find(handle);
   return found != records_.end() && found->second.live;
@@ -186,99 +246,6 @@ GhostEngine::Record& GhostEngine::RecordOf(Handle handle) {
   const auto found = records_.find(handle);
   Expect(found != records_.end(), "a row of a request that is gone");
   return found->second;
-}
-
-void GhostEngine::NotePlannedRow(const StepBuffers& step, std::int32_t row) {
-  const Handle handle = step.handle[row];
-  Record& record = RecordOf(handle);
-  Expect(record.live, "a row is planned for a request that has ended");
-  Expect(!record.held, "a row is planned for a request that is held");
-  ++record.num_rows_in_flight;
-  const bool is_first = (step.flags[row] & kFlagFirst) != 0;
-  const bool is_resumed = (step.flags[row] & kFlagResumed) != 0;
-  Expect(is_first == !record.started, "FLAG_FIRST is not on the first row alone");
-  Expect(!is_first || !is_resumed, "a first row is a resumed one");
-  record.started = true;
-  work_.num_resumptions += is_resumed ? 1 : 0;
-  const std::int32_t ctx_len = step.ctx_len[row];
-  const std::int32_t kv_len = step.kv_len[row];
-  const std::int32_t num_again = std::min(kv_len, record.num_computed_once) - ctx_len;
-  work_.num_recomputed_tokens += std::max(num_again, 0);
-  work_.num_computed_tokens += step.q_len[row];
-  record.num_computed_once = std::max(record.num_computed_once, kv_len);
-  if (is_first && listener_ != nullptr) {
-    Expect(step.reused_tokens[row] <= ctx_len, "more reused tokens than there are");
-    listener_->OnStart(handle, step.reused_tokens[row]);
-  }
-}
-
-void GhostEngine::TakeResult(const StepBuffers& step, std::int32_t row) {
-  const Handle handle = step.handle[row];
-  Record& record = RecordOf(handle);
-  --record.num_rows_in_flight;
-  const std::int32_t* result = step.result + static_cast<std::size_t>(row) * kResultColumns;
-  const bool samples = (step.flags[row] & kFlagSample) != 0;
-  if (!record.live) {
-    Expect(std::all_of(result, result + kResultColumns, [](auto value) { return value == 0; }),
-           "I22: a row of an ended request has a result");
-  }
-  if (result[0] == 0) {
-    Expect(result[1] == 0, "a finish reason without a token");
-    work_.num_void_samples += samples ? 1 : 0;
-    Forget(handle);
-    return;
-  }
-  Expect(result[0] == 1 && samples, "a token without a sample");
-  ++record.num_output;
-  ++work_.num_outputs;
-  Expect(result[2] == record.num_output, "I19: an output token is lost or told twice");
-  const std::int32_t num_known = record.stream.num_prompt() + record.num_output;
-  Expect(step.kv_len[row] == num_known - 1, "I21: a token at a wrong position");
-  Expect(step.tokens[row] == record.stream.token(num_known - 1), "I20: a wrong output token");
-  const FinishReason reason = ReasonFor(record);
-  Expect(result[1] == static_cast<std::int32_t>(reason), "a wrong finish reason");
-  if (listener_ != nullptr) {
-    listener_->OnToken(handle, record.num_output);
-  }
-  if (reason != FinishReason::kNone) {
-    End(record);
-    if (listener_ != nullptr) {
-      listener_->OnEnd(handle, record.stream, record.num_output);
-    }
-    Forget(handle);
-  }
-}
-
-FinishReason GhostEngine::ReasonFor(Record& record) const {
-  const std::int32_t num_known = record.stream.num_prompt() + record.num_output;
-  const TokenId token = record.stream.token(num_known - 1);
-  if (std::ranges::find(record.end_ids, token) != record.end_ids.end()) {
-    return FinishReason::kEndId;
-  }
-  if (std::ranges::find(record.stop_ids, token) != record.stop_ids.end()) {
-    return FinishReason::kStopId;
-  }
-  if (record.num_output >= record.max_output) {
-    return FinishReason::kMaxOutputTokens;
-  }
-  if (num_known >= config_.max_context_tokens) {
-    return FinishReason::kContextFull;
-  }
-  return FinishReason::kNone;
-}
-
-void GhostEngine::End(Record& record) {
-  record.live = false;
-  --num_live_;
-  num_held_ -= record.held ? 1 : 0;
-}
-
-// Keeps what rows in flight are still compared with.
-void GhostEngine::Forget(Handle handle) {
-  const Record& record = RecordOf(handle);
-  if (!record.live && record.num_rows_in_flight == 0) {
-    records_.erase(handle);
-  }
 }
 
 }  // namespace antiphon::ghost
