@@ -26,7 +26,10 @@ import sys
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-with grpc.insecure_channel(sys.argv[1]) as channel:
+# Tries so often that it comes in while the model loads.
+backoff = [(f"grpc.{each}_reconnect_backoff_ms", 50) for each in ("initial", "min", "max")]
+with grpc.insecure_channel(sys.argv[1], backoff) as channel:
+    print("asks", flush=True)
     stub = health_pb2_grpc.HealthStub(channel)
     request = health_pb2.HealthCheckRequest()
     print(stub.Check(request, timeout=50, wait_for_ready=True).status)
@@ -71,6 +74,8 @@ def over_socket(runner: Runner) -> OverSocket:
         stdout=subprocess.PIPE,
         text=True,
     )
+    assert asker.stdout is not None
+    assert asker.stdout.readline() == "asks\n"
     runner.start("--listen", f"unix:{path}").read_ready_line()
     told, _ = asker.communicate(timeout=LIMIT_S)
     return OverSocket(path, int(told))
