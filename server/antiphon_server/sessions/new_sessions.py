@@ -11,6 +11,7 @@ from antiphon.v1.session_pb2 import (
 
 from antiphon_server.answer_size import check_answer_size
 from antiphon_server.served_models import find_model
+from antiphon_server.sessions.call_arguments import check_call_arguments
 from antiphon_server.sessions.history_points import find_turn
 from antiphon_server.sessions.records import (
     COMPLETED,
@@ -26,15 +27,17 @@ from antiphon_server.sessions.session_rows import SMALLER_SESSION, present, with
 from antiphon_server.sessions.surroundings import Surroundings
 from antiphon_server.sessions.times import NS_PER_S, to_timestamp
 from antiphon_server.sessions.turn_request import fingerprint
+from antiphon_server.validation_fields import join_path
 
 
-def new_session(
+async def new_session(
     surroundings: Surroundings, tenant: str, request: CreateSessionRequest, *, path: str
 ) -> NewSession:
     """Returns what a request for a session makes. Raises AntiphonError, fields below `path`."""
     model = find_model(surroundings.models, request.session.model)
     now_ns = surroundings.clock.wall_ns()
     check_create(request, Checker(model=model, now_ns=now_ns), path=path)
+    await check_call_arguments(request.items, join_path(path, "items"), surroundings.offload)
     key = SessionKey(tenant, request.session_id or surroundings.draws.draw_id())
     session = settable(request.session)
     session.model = model.name

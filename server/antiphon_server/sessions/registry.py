@@ -193,7 +193,7 @@ class SessionRegistry:
             receipt_of(self._surroundings, tenant, request, Session())
         ):
             return answer
-        new = new_session(self._surroundings, tenant, request, path=path)
+        new = await new_session(self._surroundings, tenant, request, path=path)
         model = find_model(self._surroundings.models, new.row.session.model)
         defaults_path = join_path(path, "session.defaults")
         await constraint_of(request.session.defaults, model, path=defaults_path)

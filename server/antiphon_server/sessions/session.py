@@ -16,6 +16,7 @@ from antiphon_server.served_models import find_model
 from antiphon_server.sessions.absences import Absences
 from antiphon_server.sessions.attachment import Attachment, AttachmentRequest, Attachments
 from antiphon_server.sessions.cache_hints import tell_closed, tell_rewound
+from antiphon_server.sessions.call_arguments import check_call_arguments
 from antiphon_server.sessions.cleared_defaults import without_defaults
 from antiphon_server.sessions.event_log import EventLog
 from antiphon_server.sessions.failures import cancelled_failure
@@ -144,9 +145,13 @@ class LiveSession:
         """
         async with self._entry:
             known = await self._find_known(request)
-            if known is None:
+            if known is None and request.generates:
                 await check_turn_constraint(
                     request, self._ledger.row.session, self._surroundings.models
+                )
+            elif known is None:
+                await check_call_arguments(
+                    request.items, f"{request.path}.items", self._surroundings.offload
                 )
             live = known.live if known else self._enter(request)
             if live is not None and attachment is not None:

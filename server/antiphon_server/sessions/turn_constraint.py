@@ -25,8 +25,6 @@ async def check_turn_constraint(
     Raises:
         AntiphonError: it can't; names the field.
     """
-    if not request.generates:
-        return
     config = merge_config(
         without_defaults(session.defaults, request.cleared_defaults), request.config
     )

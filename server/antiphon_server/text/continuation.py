@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from antiphon_server.text.content_marks import RenderedChat
 from antiphon_server.text.control_tokens import ControlToken
-from antiphon_server.text.template_messages import Message, Value
+from antiphon_server.text.json_values import JsonValue
+from antiphon_server.text.template_messages import Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ def make_up_histories(new_messages: Sequence[Message], stand_in: str) -> Iterato
     answer: Message = {"role": "assistant", "content": stand_in}
     call_ids = _leading_results(new_messages)
     if call_ids:
-        calls: list[Value] = [_made_up_call(call_id, stand_in) for call_id in call_ids]
+        calls: list[JsonValue] = [_made_up_call(call_id, stand_in) for call_id in call_ids]
         calling: Message = {**answer, "tool_calls": calls}
         yield MadeUpHistory(messages=[question, calling], stand_in=stand_in, has_calls=True)
         bare: Message = {**calling, "content": ""}
@@ -78,6 +79,6 @@ def _leading_results(messages: Sequence[Message]) -> list[str]:
     return call_ids
 
 
-def _made_up_call(call_id: str, stand_in: str) -> Value:
+def _made_up_call(call_id: str, stand_in: str) -> JsonValue:
     function: Message = {"name": "a", "arguments": {"a": stand_in}}
     return {"type": "function", "id": call_id, "function": function}

@@ -10,8 +10,9 @@ from typing import Final
 
 from antiphon_engine.api.errors import AntiphonError
 from antiphon_server.text.chat_template import ChatTemplate, TemplateInput
+from antiphon_server.text.json_values import JsonValue
 from antiphon_server.text.output_channels import ReasoningMarkers
-from antiphon_server.text.template_messages import Message, Value
+from antiphon_server.text.template_messages import Message
 from antiphon_server.text.tool_formats import (
     HERMES,
     LLAMA,
@@ -80,7 +81,7 @@ class _Probe:
 
     def calls(self, names: Sequence[str]) -> str:
         """Returns a conversation whose last answer calls tools of these names."""
-        calls: list[Value] = [
+        calls: list[JsonValue] = [
             {
                 "type": "function",
                 "id": call_id,

@@ -1,24 +1,14 @@
 """Items of a conversation in the form that chat templates take."""
 
-import json
-import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NoReturn
 
 from antiphon.v1.types_pb2 import ChatMessage, Item, Role, Tool, ToolCall, ToolResult
 
 from antiphon_engine.api.errors import FieldViolation, InvalidRequest
+from antiphon_server.text.json_values import JsonValue, change_texts, parse_object
 
-Value = str | int | float | bool | None | Sequence["Value"] | dict[str, "Value"]
-"""A JSON value."""
-
-Message = dict[str, Value]
+Message = dict[str, JsonValue]
 """One message for a template."""
-
-_HALF_ESCAPE: Final = re.compile(r"\\u[dD][89a-fA-F]")
-_HALF: Final = re.compile("[\ud800-\udfff]")
-_MAX_DIGITS: Final = 4300
-"""Of a whole number; Python reads no more."""
 
 _ROLES = {Role.ROLE_SYSTEM: "system", Role.ROLE_USER: "user", Role.ROLE_ASSISTANT: "assistant"}
 
@@ -60,7 +50,7 @@ def to_template_tools(tools: Sequence[Tool]) -> list[Message] | None:
             "function": {
                 "name": tool.name,
                 "description": tool.description,
-                "parameters": _json_object(
+                "parameters": parse_object(
                     tool.parameters_json_schema or '{"type": "object", "properties": {}}',
                     f"tools[{index}].parameters_json_schema",
                 ),
@@ -97,18 +87,8 @@ def _map_message(message: Message, change: Callable[[str], str]) -> Message:
         elif isinstance(value, list) and key == "tool_calls":
             made[key] = [_map_message(call, change) for call in value if isinstance(call, dict)]
         else:
-            made[key] = _map_texts(value, change)
+            made[key] = change_texts(value, change)
     return made
-
-
-def _map_texts(value: Value, change: Callable[[str], str]) -> Value:
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, dict):
-        return {change(key): _map_texts(part, change) for key, part in value.items()}
-    if isinstance(value, Sequence):
-        return [_map_texts(part, change) for part in value]
-    return value
 
 
 def _chat_message(message: ChatMessage, path: str) -> Message:
@@ -124,13 +104,13 @@ def _chat_message(message: ChatMessage, path: str) -> Message:
     return made
 
 
-def _tool_call(call: ToolCall, path: str) -> Value:
-    arguments = _json_object(call.arguments_json or "{}", f"{path}.arguments_json")
+def _tool_call(call: ToolCall, path: str) -> JsonValue:
+    arguments = parse_object(call.arguments_json or "{}", f"{path}.arguments_json")
     function: Message = {"name": call.tool_name, "arguments": arguments}
     return {"type": "function", "id": call.call_id, "function": function}
 
 
-def _calls_of_last(messages: list[Message]) -> list[Value]:
+def _calls_of_last(messages: list[Message]) -> list[JsonValue]:
     """The list of calls that the last message holds; adds such a message where there is none."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
@@ -144,41 +124,3 @@ def _tool_result(result: ToolResult, tool_names: dict[str, str]) -> Message:
     if result.call_id in tool_names:
         made["name"] = tool_names[result.call_id]
     return made
-
-
-def _json_object(text: str, path: str) -> dict[str, Value]:
-    try:
-        value = json.loads(text, parse_int=_integer_of, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise InvalidRequest(FieldViolation(path, "nests too deeply")) from None
-    except ValueError as error:
-        raise InvalidRequest(FieldViolation(path, f"is not valid JSON: {error}")) from error
-    if not isinstance(value, dict):
-        raise InvalidRequest(FieldViolation(path, "must be one JSON object"))
-    if _HALF_ESCAPE.search(text) and any(map(_HALF.search, _texts_of(value))):
-        # No token could stand for it, nor could the text be sent to anyone.
-        description = "has half of a surrogate pair in a text or name, which is no character"
-        raise InvalidRequest(FieldViolation(path, description))
-    return value
-
-
-def _texts_of(value: Value) -> list[str]:
-    texts: list[str] = []
-
-    def collect(text: str) -> str:
-        texts.append(text)
-        return text
-
-    _map_texts(value, collect)
-    return texts
-
-
-def _integer_of(text: str) -> int:
-    num_digits = len(text.lstrip("-"))
-    if num_digits > _MAX_DIGITS:
-        raise ValueError(f"a number has {num_digits} digits, and {_MAX_DIGITS} can be read")
-    return int(text)
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON")

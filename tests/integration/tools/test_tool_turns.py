@@ -7,7 +7,10 @@ import grpc
 import pytest
 from antiphon.v1.session_pb2 import (
     HISTORY_POLICY_RERENDER,
+    AppendItems,
+    AppendTurnRequest,
     ConverseRequest,
+    CreateSessionRequest,
     OpenSession,
     StartTurn,
     TurnEvent,
@@ -20,6 +23,7 @@ from antiphon.v1.types_pb2 import (
     OutputOptions,
     ToolCall,
     ToolChoice,
+    ToolResult,
 )
 
 from support.answers import LIMIT_S, fold_turn
@@ -159,3 +163,28 @@ async def test_a_turn_lifts_what_the_session_would_have_called(hermes: CallingMo
 
 def _turn(turn_id: str, *items: Item) -> StartTurn:
     return StartTurn(turn_id=turn_id, items=items, config=config())
+
+
+@pytest.mark.parametrize(
+    "arguments", ["{", "[]", '{"a": NaN}', '{"a": "\\ud800"}', '{"a": 1e999}', "1" * 5000]
+)
+async def test_arguments_that_no_prompt_could_hold_are_not_kept(
+    hermes: CallingModel, arguments: str
+) -> None:
+    server = hermes.server
+    call = ToolCall(call_id="c", tool_name="weather", arguments_json=arguments)
+    items = [user("hi"), Item(tool_call=call), Item(tool_result=ToolResult(call_id="c"))]
+    session = await new_session(server, tools=TOOLS)
+
+    with pytest.raises(grpc.aio.AioRpcError) as created:
+        await server.sessions.CreateSession(CreateSessionRequest(items=items), timeout=LIMIT_S)
+    append = AppendTurnRequest(session=session, append=AppendItems(items=items))
+    with pytest.raises(grpc.aio.AioRpcError) as appended:
+        await server.sessions.AppendTurn(append, timeout=LIMIT_S)
+
+    for refusal, path in ((created, "items"), (appended, "append.items")):
+        (violation,) = details_of(refusal.value)["BadRequest"].field_violations
+        assert violation.field == f"{path}[1].tool_call.arguments_json"
+    hermes.wants("Hello.")
+    output = fold_turn(await events_of_turn(server, session, StartTurn(items=[user("hi")])))
+    assert output.text == "Hello."
