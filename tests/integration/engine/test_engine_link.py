@@ -76,14 +76,16 @@ async def test_query_fails_when_the_engine_dies_before_it_answers(tmp_path: Path
 
 
 async def test_stalled_engine_takes_nothing_new_until_it_moves_again(tmp_path: Path) -> None:
-    script = Script(texts={"*": TEXT}, freeze_on={"66": 3.0})
-    async with running(tmp_path, script, stall_limit_s=2.0) as link:
+    async with running(tmp_path, Script(texts={"*": TEXT}), stall_limit_s=2.0) as link:
+        assert link.process_id is not None
+        os.kill(link.process_id, signal.SIGSTOP)
         stream = link.submit(request(66))
         await until(EngineState.STALLED, link)
         with pytest.raises(AntiphonError) as refused:
             link.submit(request(1))
         assert refused.value.reason is ErrorReason.ENGINE_DOWN
 
+        os.kill(link.process_id, signal.SIGCONT)
         await until(EngineState.READY, link)
 
         assert await read_all(stream) == {0: TEXT_AND_END}
