@@ -76,7 +76,8 @@ async def test_query_fails_when_the_engine_dies_before_it_answers(tmp_path: Path
 
 
 async def test_stalled_engine_takes_nothing_new_until_it_moves_again(tmp_path: Path) -> None:
-    async with running(tmp_path, Script(texts={"*": TEXT}), stall_limit_s=2.0) as link:
+    script = Script(texts={"*": TEXT})
+    async with running(tmp_path, script, write=write_script, stall_limit_s=2.0) as link:
         assert link.process_id is not None
         os.kill(link.process_id, signal.SIGSTOP)
         stream = link.submit(request(66))
