@@ -1,5 +1,6 @@
 """The line that each request and each turn has in the log."""
 
+import asyncio
 import io
 import json
 from collections.abc import Iterator
@@ -100,6 +101,10 @@ async def test_a_cancelled_request_says_so(tmp_path: Path, log: io.StringIO):
         call = server.inference.Generate(request())
         await submitted(engine)
         call.cancel()
+        async with asyncio.timeout(60):
+            # A server that ends before it has heard of that fails the request itself.
+            while not lines(log, "request ended"):  # noqa: ASYNC110 - has no event
+                await asyncio.sleep(0.01)
 
     (line,) = lines(log, "request ended")
     assert line["outcome"] == "cancelled"
