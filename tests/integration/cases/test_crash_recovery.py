@@ -41,6 +41,8 @@ def drawn(turn_id: str, text: str, *, num_tokens: int) -> StartTurn:
 FIRST = drawn("first", "Tell me everything", num_tokens=350)
 SECOND = drawn("second", "And then?", num_tokens=30)
 
+RunTurnCall = grpc.aio.UnaryStreamCall[RunTurnRequest, TurnEvent]
+
 
 @dataclass(frozen=True, slots=True)
 class Client:
@@ -102,15 +104,26 @@ async def test_killed_processes_cost_no_character(tmp_path: Path, tiny_checkpoin
             await check_taken_up(client, session, seen, expected)
 
 
+async def start_both(
+    client: Client, session: str
+) -> tuple[list[RunTurnCall], tuple[list[TurnEvent], list[TurnEvent]]]:
+    """Starts both turns, one behind the other, and reads that they were accepted."""
+    calls: list[RunTurnCall] = []
+    told: tuple[list[TurnEvent], list[TurnEvent]] = ([], [])
+    for start, events in zip((FIRST, SECOND), told, strict=True):
+        request = RunTurnRequest(session=session, turn=start)
+        calls.append(client.sessions.RunTurn(request, timeout=LIMIT_S))
+        # Calls may overtake each other until then.
+        events.append(await calls[-1].read())
+        assert events[-1].HasField("accepted")
+    return calls, told
+
+
 async def read_both(
     client: Client, session: str, harm: Callable[[Command], None]
 ) -> tuple[list[TurnEvent], list[TurnEvent]]:
     """Starts two turns, does harm while the first one runs, and reads both to their ends."""
-    calls = [
-        client.sessions.RunTurn(RunTurnRequest(session=session, turn=start), timeout=LIMIT_S)
-        for start in (FIRST, SECOND)
-    ]
-    first, second = [await calls[0].read()], [await calls[1].read()]
+    calls, (first, second) = await start_both(client, session)
     while not first[-1].HasField("delta"):
         first.append(await calls[0].read())
     harm(client.command)
@@ -122,12 +135,7 @@ async def read_both(
 
 async def cut_off(client: Client, session: str, harm: Callable[[Command], None]) -> list[TurnEvent]:
     """Starts two turns, and reads the first one until the server is gone."""
-    calls = [
-        client.sessions.RunTurn(RunTurnRequest(session=session, turn=start), timeout=LIMIT_S)
-        for start in (FIRST, SECOND)
-    ]
-    seen, accepted = [await calls[0].read()], await calls[1].read()
-    assert accepted.HasField("accepted")
+    calls, (seen, _) = await start_both(client, session)
     while sum(event.HasField("delta") for event in seen) < 3:
         seen.append(await calls[0].read())
     ending = asyncio.create_task(asyncio.to_thread(harm, client.command))
