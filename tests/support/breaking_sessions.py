@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -103,6 +103,8 @@ class BreakingSessions(session_pb2_grpc.SessionServiceServicer):
     Attributes:
         frames: All that was heard, stream after stream.
         num_runs: How often each turn was begun.
+        ended_epochs: In which epochs each turn's end was told. A crash behind that may cost the
+            reader the end or not.
         heard: Set with every frame.
     """
 
@@ -121,6 +123,7 @@ class BreakingSessions(session_pb2_grpc.SessionServiceServicer):
         self.epoch = 1
         self.frames: list[session_pb2.ConverseRequest] = []
         self.num_runs: Counter[str] = Counter()
+        self.ended_epochs: defaultdict[str, set[int]] = defaultdict(set)
         self.heard = asyncio.Event()
 
     async def until(self, condition: Callable[[], object]) -> None:
@@ -217,6 +220,7 @@ class BreakingSessions(session_pb2_grpc.SessionServiceServicer):
         reader.position = last + 1
         if reader.position == len(turn.events):
             turn.is_told = True
+            self.ended_epochs[reader.turn_id].add(self.epoch)
             stream.readers.remove(reader)
         return told(reader.turn_id, turn.events, self.epoch, first, last)
 
