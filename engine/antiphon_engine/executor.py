@@ -18,7 +18,6 @@ from antiphon_engine import _native
 from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.errors import StartupError
 from antiphon_engine.attention.base import StepRows
-from antiphon_engine.attention.torch_sdpa import TorchSdpa
 from antiphon_engine.checkpoint.fields import Fields
 from antiphon_engine.checkpoint.progress import OnProgress
 from antiphon_engine.cpu_topology import num_physical_cores
@@ -94,7 +93,6 @@ class Executor:
             self._copier = make_copier(self._kv, host, self.device)
             max_blocks = -(-self.memory.context_tokens // config.block_tokens)
             self._slots = SlotTables(self.device, num_slots=config.max_rows, max_blocks=max_blocks)
-        self._attention = TorchSdpa(dtype, self.device)
         self._buffer_sets = [
             make_buffers(config, max_blocks=max_blocks, pinned=self.device.is_cuda)
             for _ in range(config.num_buffer_sets)
@@ -186,7 +184,8 @@ class Executor:
                 upload(step["input_ids"][:num_tokens]), upload(step["gather_slot"][:num_tokens])
             ),
             positions_T=upload(step["positions"][:num_tokens]).long(),
-            attention=self._attention.prepare(rows, self._kv),
+            rows=rows,
+            kv=self._kv,
         )
 
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from antiphon_engine.attention.base import StepRows
-from antiphon_engine.attention.torch_sdpa import TorchSdpa
 from antiphon_engine.checkpoint.fields import Fields
 from antiphon_engine.kv_tensors import KvLayout, KvTensors
 from antiphon_engine.model.batch import StepBatch
@@ -46,7 +45,8 @@ def prompt_logits(checkpoint: Path, prompt: list[int], dtype: torch.dtype) -> Te
             StepBatch(
                 input_ids_T=torch.tensor(prompt),
                 positions_T=torch.arange(len(prompt)),
-                attention=TorchSdpa(dtype).prepare(rows, kv),
+                rows=rows,
+                kv=kv,
             )
         )
         return model.logits(hidden_states)

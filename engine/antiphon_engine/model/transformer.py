@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from antiphon_engine.attention.torch_sdpa import TorchSdpa
 from antiphon_engine.checkpoint.progress import OnProgress
 from antiphon_engine.checkpoint.shards import find_shards
+from antiphon_engine.device import Device
 from antiphon_engine.model.batch import StepBatch
 from antiphon_engine.model.config import ModelConfig
 from antiphon_engine.model.layers import DecoderLayer, RmsNorm
@@ -33,6 +35,7 @@ class Transformer(nn.Module):
         self._part = part
         self._dtype = dtype
         self._rope = Rope(config.rope, config.head_dim)
+        self._attention = TorchSdpa(dtype, Device(torch.get_default_device().type))
         self.embedding = nn.Parameter(
             torch.empty(config.vocabulary_size, config.hidden_size, dtype=dtype),
             requires_grad=False,
@@ -59,8 +62,9 @@ class Transformer(nn.Module):
         """See LanguageModel: [T, H], before the last norm."""
         x_TH = functional.embedding(batch.input_ids_T, self.embedding)
         rotation = self._rope.rotation(batch.positions_T, self._dtype)
+        attention = self._attention.prepare(batch.rows, batch.kv)
         for layer in self.layers:
-            x_TH = layer(x_TH, rotation, batch.attention)
+            x_TH = layer(x_TH, rotation, attention)
         return x_TH
 
     def logits(self, hidden_SH: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from antiphon_engine.model.config import ModelConfig
 from antiphon_engine.model.layers import Attention, DecoderLayer, FeedForward, RmsNorm
 from antiphon_engine.model.linear import Linear
 from antiphon_engine.model.partition import Partition
-from antiphon_engine.model.weights import WeightTarget
+from antiphon_engine.model.weights import ParameterSink, WeightTarget
 
 if TYPE_CHECKING:
     from antiphon_engine.model.transformer import Transformer
@@ -91,7 +91,7 @@ def _split_rows(
                 yield (
                     f"{prefix}.{name}.{kind}",
                     WeightTarget(
-                        destination=parameter.data[first:last],
+                        sink=ParameterSink(parameter.data[first:last]),
                         source_shape=(size, *rest),
                         source_part=(span, *(slice(None) for _ in rest)),
                     ),
@@ -108,7 +108,7 @@ def _split_columns(
     yield (
         f"{prefix}.weight",
         WeightTarget(
-            destination=linear.weight.data,
+            sink=ParameterSink(linear.weight.data),
             source_shape=(out_features, in_features),
             source_part=(slice(None), part.span(in_features)),
         ),
@@ -117,7 +117,9 @@ def _split_columns(
         yield _whole(f"{prefix}.bias", linear.bias)
     elif bias:
         nothing = WeightTarget(
-            destination=torch.empty(0), source_shape=(out_features,), source_part=(slice(0, 0),)
+            sink=ParameterSink(torch.empty(0)),
+            source_shape=(out_features,),
+            source_part=(slice(0, 0),),
         )
         yield f"{prefix}.bias", nothing
 
@@ -129,5 +131,5 @@ def _norm(name: str, norm: RmsNorm) -> _Named:
 def _whole(name: str, parameter: Tensor) -> _Named:
     shape = tuple(parameter.shape)
     everything = tuple(slice(None) for _ in shape)
-    target = WeightTarget(destination=parameter.data, source_shape=shape, source_part=everything)
-    return name, target
+    sink = ParameterSink(parameter.data)
+    return name, WeightTarget(sink=sink, source_shape=shape, source_part=everything)

@@ -20,12 +20,30 @@ _DERIVED_SUFFIX = ".rotary_emb.inv_freq"
 """Some old checkpoints hold what follows from their configuration."""
 
 
+class WeightSink(Protocol):
+    """Takes this rank's part of a tensor, in whatever form the model keeps it."""
+
+    def store(self, values: Tensor) -> None:
+        """Takes the values; nothing of them is read after the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSink:
+    """Copies into a view of a parameter, all of it."""
+
+    destination: Tensor
+
+    def store(self, values: Tensor) -> None:
+        """Copies the values, which have the shape of the destination."""
+        assert values.shape == self.destination.shape
+        self.destination.copy_(values)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightTarget:
     """Where a tensor of the checkpoint goes."""
 
-    destination: Tensor
-    """A view of a parameter; the loader writes all of it."""
+    sink: WeightSink
     source_shape: tuple[int, ...]
     """The shape that the whole tensor must have."""
     source_part: tuple[slice, ...]
@@ -47,7 +65,7 @@ def load_weights(
     tied: TiedHead | None,
     on_progress: OnProgress,
 ) -> None:
-    """Copies every target's tensor into place, file by file, holding one tensor at a time.
+    """Brings every target's tensor into place, file by file, holding one tensor at a time.
 
     Where embedding and output matrix are tied, a separate output matrix in the files is left out,
     with a warning if it differs.
@@ -73,7 +91,7 @@ def load_weights(
             for name in wanted:
                 _check(name, file.get_slice(name), targets[name])
             for name in wanted:
-                _copy(name, file, targets[name])
+                targets[name].sink.store(file.get_slice(name)[targets[name].source_part])
                 done += 1
                 on_progress("load", done, len(targets))
 
@@ -114,12 +132,6 @@ def _check(name: str, source: _TensorSlice, target: WeightTarget) -> None:
         raise StartupError(
             f"{name} is stored as {source.get_dtype()}: only F32, F16 and BF16 are read"
         )
-
-
-def _copy(name: str, file: _File, target: WeightTarget) -> None:
-    source = file.get_slice(name)[target.source_part]
-    assert source.shape == target.destination.shape, name
-    target.destination.copy_(source)
 
 
 def _warn_of_other_head(shards: Shards, tied: TiedHead) -> None:

@@ -160,7 +160,7 @@ def test_every_parameter_is_covered_exactly_once(tmp_path):
         parameter.data.zero_()
 
     for target in weight_targets(model, model._config, WHOLE).values():
-        target.destination.add_(1)
+        target.sink.destination.add_(1)
 
     assert all((parameter == 1).all() for parameter in model.parameters())
 
