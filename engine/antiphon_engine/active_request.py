@@ -19,6 +19,8 @@ class ActiveRequest:
     prompt: NDArray[np.int32]
     """The core's: with output that was generated before."""
     arrival_ns: int
+    grammar_wait_ns: int = 0
+    """What passed until its guides were there."""
     guides: tuple[Guide, ...] = ()
     """One for each output, where something holds for its tokens."""
     handles: list[int] = field(default_factory=list)

@@ -1,5 +1,7 @@
 """Requests between their arrival and the core: those that are guided wait for their guides."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
@@ -9,6 +11,7 @@ from antiphon_engine.api.messages import (
     OutputEnded,
     RequestFailed,
 )
+from antiphon_engine.core_times import times_without_steps
 from antiphon_engine.grammar.preparing import GuideMaker, Prepared, needs_guides
 from antiphon_engine.requests import COUNTED_AS, Requests
 
@@ -25,8 +28,15 @@ class _Waiting:
 class Arrivals:
     """Passes requests on to the core as soon as they can run. Used by the engine's one thread."""
 
-    def __init__(self, requests: Requests, guide_maker: GuideMaker) -> None:
+    def __init__(
+        self,
+        requests: Requests,
+        guide_maker: GuideMaker,
+        *,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self._requests = requests
+        self._clock_ns = clock_ns
         self._guide_maker = guide_maker
         self._waiting: dict[int, _Waiting] = {}
 
@@ -96,6 +106,9 @@ class Arrivals:
         if waiting is None:
             return []
         request = waiting.request
+        times = times_without_steps(
+            arrival_ns=waiting.arrival_ns, grammar_wait_ns=self._clock_ns() - waiting.arrival_ns
+        )
         self._requests.num_finished[COUNTED_AS[reason]] += request.num_outputs
         return [
             OutputEnded(
@@ -104,6 +117,7 @@ class Arrivals:
                 reason=reason,
                 num_tokens=request.num_resumed_tokens if num_tokens is None else num_tokens,
                 num_steps=0,
+                times=times if output_index == 0 else None,
             )
             for output_index in range(request.num_outputs)
         ]
@@ -130,6 +144,7 @@ class Arrivals:
             waiting.request,
             arrival_ns=waiting.arrival_ns,
             guides=prepared.guides,
+            grammar_wait_ns=self._clock_ns() - waiting.arrival_ns,
         )
         if failed is None and waiting.held:
             self._requests.hold(prepared.request_id)

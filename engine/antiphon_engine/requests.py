@@ -90,6 +90,7 @@ class Requests:
         *,
         arrival_ns: int,
         guides: tuple[Guide, ...] = (),
+        grammar_wait_ns: int = 0,
     ) -> RequestFailed | None:
         """Queues every output of a request in the core, or says why none can be.
 
@@ -98,6 +99,7 @@ class Requests:
             request: Checked here.
             arrival_ns: When it came, CLOCK_MONOTONIC.
             guides: One for each output, or none: every token may be drawn.
+            grammar_wait_ns: What passed until they were there.
         """
         assert request_id not in self._active, f"request {request_id} is there already"
         fault = find_fault(request, vocabulary_size=self._vocabulary_size)
@@ -107,6 +109,7 @@ class Requests:
                 request=rest_of(request),
                 prompt=np.frombuffer(request.prompt, np.int32),
                 arrival_ns=arrival_ns,
+                grammar_wait_ns=grammar_wait_ns,
                 guides=guides,
                 next_scored=request.first_untold_position,
             )
@@ -347,7 +350,7 @@ class Requests:
     ) -> OutputEnded:
         index = _index(handle)
         active = self._live_owner(handle)
-        times = read_times(self._core, handle)
+        times = read_times(self._core, handle, grammar_wait_ns=active.grammar_wait_ns)
         self._unbind(handle)
         active.handles[output_index] = 0
         if not any(active.handles):

@@ -60,6 +60,7 @@ def _details(times: RequestTimes, received_ns: int) -> Timings:
     """Returns what is told of the first output alone."""
     return Timings(
         preparation=to_duration(times.arrival_ns - received_ns),
+        grammar_wait=to_duration(times.grammar_wait_ns) if times.grammar_wait_ns else None,
         prefill_chunks=[
             PrefillChunk(
                 start=to_duration(chunk.start_ns - received_ns),

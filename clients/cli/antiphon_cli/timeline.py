@@ -36,11 +36,20 @@ def stretches(timings: types_pb2.Timings) -> Iterator[Stretch]:
     preparation_s = min(seconds(timings.preparation), queue_s)
     if timings.HasField("preparation"):
         yield Stretch(label="  front end", kind="queue", start_s=0.0, duration_s=preparation_s)
+        grammar_s = min(seconds(timings.grammar_wait), queue_s - preparation_s)
+        if timings.HasField("grammar_wait"):
+            yield Stretch(
+                label="  grammar",
+                kind="queue",
+                start_s=preparation_s,
+                duration_s=grammar_s,
+                note="compiled what holds for the output",
+            )
         yield Stretch(
             label="  engine",
             kind="queue",
-            start_s=preparation_s,
-            duration_s=queue_s - preparation_s,
+            start_s=preparation_s + grammar_s,
+            duration_s=queue_s - preparation_s - grammar_s,
         )
     yield Stretch(label="prefill", kind="prefill", start_s=queue_s, duration_s=prefill_s)
     num_before = 0

@@ -312,7 +312,7 @@ class OutputEnded(_Message, frozen=True, kw_only=True):
     num_steps: int
     num_preemptions: int = 0
     times: RequestTimes | None = None
-    """Of output 0; None where the request never came to the core."""
+    """Of output 0; None of the others."""
 
 
 class TokenLogprobs(_Message, frozen=True, kw_only=True):

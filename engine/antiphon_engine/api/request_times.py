@@ -38,6 +38,8 @@ class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):
 
     arrival_ns: int
     """The engine received the request."""
+    grammar_wait_ns: int = 0
+    """How long it then waited for its grammar, until that was compiled or it ended; 0: for none."""
     num_steps: int
     num_preemptions: int
     num_rests: int

@@ -69,6 +69,7 @@ OUTPUT_VALUE: Final = "output.value"
 # The project's own.
 APPEND: Final = "append"
 QUEUE: Final = "queue"
+QUEUE_GRAMMAR: Final = "queue.grammar"
 PREFILL: Final = "prefill"
 PREFILL_CHUNK: Final = "prefill.chunk"
 DECODE: Final = "decode"

@@ -90,6 +90,12 @@ INTER_TOKEN_LATENCY: Final = _histogram(
 QUEUE_TIME: Final = _histogram(
     "antiphon.request.queue.duration", "From receipt to the first engine step.", _LONG_TIMES, MODEL
 )
+GRAMMAR_WAIT: Final = _histogram(
+    "antiphon.request.grammar_wait.duration",
+    "What a request of which something is asked waited in the engine for its grammar.",
+    _LONG_TIMES,
+    MODEL,
+)
 PREFILL_TIME: Final = _histogram(
     "antiphon.request.prefill.duration",
     "From the first engine step to the first token.",

@@ -52,6 +52,21 @@ def make_phase_spans(record: RequestRecord, maker: SpanMaker, parent: SpanContex
         if phase.name == names.PREFILL:
             for index, chunk in enumerate(chunks_of(record)):
                 maker.make_child(_chunk(index, chunk, record), made)
+        if phase.name == names.QUEUE and (waited := grammar_wait_of(record)) is not None:
+            # Behind a crash it is the next engine that compiles, and what was queued is long past.
+            is_inside = waited.end_ns <= phase.end_ns
+            maker.make_child(_description(waited, record), made if is_inside else parent)
+
+
+def grammar_wait_of(record: RequestRecord) -> Phase | None:
+    """Returns the engine's wait for a request's grammar; None: it waited for none."""
+    times = record.facts.times
+    if times is None or not times.grammar_wait_ns:
+        return None
+    start_ns = times.arrival_ns
+    return Phase(
+        name=names.QUEUE_GRAMMAR, start_ns=start_ns, end_ns=start_ns + times.grammar_wait_ns
+    )
 
 
 def chunks_of(record: RequestRecord) -> Sequence[PrefillChunk]:
@@ -113,6 +128,8 @@ def _attributes(phase: Phase, record: RequestRecord) -> dict[str, AttributeValue
                 names.RESTS: times.num_rests,
             }
         return attributes
+    if phase.name == names.QUEUE_GRAMMAR and record.constraint:
+        return {names.CONSTRAINT: record.constraint}
     return {}
 
 

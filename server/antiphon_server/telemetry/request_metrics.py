@@ -46,6 +46,7 @@ class RequestMetrics:
         self._per_token = Histogram(metrics.TIME_PER_OUTPUT_TOKEN)
         self._inter_token = Histogram(metrics.INTER_TOKEN_LATENCY)
         self._queue = Histogram(metrics.QUEUE_TIME)
+        self._grammar_wait = Histogram(metrics.GRAMMAR_WAIT)
         self._prefill = Histogram(metrics.PREFILL_TIME)
         self._batch = Histogram(metrics.BATCH_SIZE)
         self._calls = Histogram(
@@ -128,6 +129,8 @@ class RequestMetrics:
     def _note_latencies(self, record: RequestRecord, gen_ai: tuple[str, ...], model: str) -> None:
         """Notes what there is: a request that ended before its first token has no time to it."""
         facts, times = record.facts, record.facts.times
+        if times is not None and times.grammar_wait_ns:
+            self._grammar_wait.observe(model, value=times.grammar_wait_ns / _NS_PER_S)
         if facts.first_step_ns:
             queued_ns = facts.first_step_ns - record.received_ns
             self._queue.observe(model, value=queued_ns / _NS_PER_S)

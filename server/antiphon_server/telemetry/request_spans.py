@@ -4,7 +4,12 @@ import json
 from collections.abc import Iterator
 
 from antiphon_server.telemetry import conventions as names
-from antiphon_server.telemetry.phase_spans import chunks_of, make_phase_spans, phases_of
+from antiphon_server.telemetry.phase_spans import (
+    chunks_of,
+    grammar_wait_of,
+    make_phase_spans,
+    phases_of,
+)
 from antiphon_server.telemetry.request_attributes import request_attributes
 from antiphon_server.telemetry.request_record import (
     Content,
@@ -23,7 +28,8 @@ def is_told(record: RequestRecord) -> bool:
 
 def num_spans(record: RequestRecord) -> int:
     """Returns how many spans a request has."""
-    return 1 + len(record.stages) + len(phases_of(record)) + len(chunks_of(record))
+    num_in_phases = len(chunks_of(record)) + (grammar_wait_of(record) is not None)
+    return 1 + len(record.stages) + len(phases_of(record)) + num_in_phases
 
 
 def make_request_spans(record: RequestRecord, maker: SpanMaker) -> None:

@@ -100,6 +100,23 @@ def test_a_turn_is_its_parts_in_order_on_one_scale():
     ]
 
 
+def test_the_wait_for_the_grammar_is_told_apart_from_that_for_the_engine():
+    turn = traced_turn()
+    turn.timings.grammar_wait.CopyFrom(ms(50))
+
+    told = [
+        (each.label.strip(), round(each.start_s * 1e3), round(each.duration_s * 1e3))
+        for each in list(stretches(turn.timings))[:4]
+    ]
+
+    assert told == [
+        ("queue", 0, 100),
+        ("front end", 0, 40),
+        ("grammar", 40, 50),
+        ("engine", 90, 10),
+    ]
+
+
 def test_bars_are_to_scale_and_plain_where_there_is_no_terminal():
     lines = shown(traced_turn()).splitlines()
 

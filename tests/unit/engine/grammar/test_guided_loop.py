@@ -160,8 +160,25 @@ def test_a_request_may_end_while_its_grammar_is_compiled(model: GuidedModel) -> 
 
         assert reason(harness, 1) is FinishReason.CANCELLED
         assert not harness.heard.tokens[1, 0]
+        (ended,) = harness.heard.ended[1, 0]
+        assert ended.times is not None
+        assert ended.times.grammar_wait_ns > 0
+        assert not ended.times.num_steps
         run_to_ends(harness, {2: model.request(schema(ORDER))})
         assert reason(harness, 2) is FinishReason.END_ID
+
+
+def test_the_wait_for_a_grammar_ends_before_the_first_step_and_others_have_none(
+    model: GuidedModel,
+) -> None:
+    with model.running("hello") as harness:
+        run_to_ends(harness, {1: model.request(regex("[a-z]{4}")), 2: model.request(None)})
+
+    guided, plain = (harness.heard.ended[number, 0][0].times for number in (1, 2))
+    assert guided is not None
+    assert plain is not None
+    assert 0 < guided.grammar_wait_ns <= guided.chunks[0].start_ns - guided.arrival_ns
+    assert plain.grammar_wait_ns == 0
 
 
 @each_depth

@@ -28,12 +28,14 @@ async def test_timings_tell_how_the_prompt_was_computed(text: TextSide, offload:
     assert (chunk.step, chunk.num_steps, chunk.batch_size) == (1, 1, 1)
     assert (timings.mean_batch_size, timings.max_batch_size) == (1.0, 1)
     assert not timings.rests
+    assert not timings.HasField("grammar_wait")
 
 
 def test_timings_tell_of_rests_and_reuse() -> None:
     facts = RequestFacts(first_step_ns=200, first_token_ns=300, last_token_ns=900, num_steps=4)
     facts.times = RequestTimes(
         arrival_ns=150,
+        grammar_wait_ns=30,
         num_steps=4,
         num_preemptions=1,
         num_rests=20,
@@ -52,6 +54,7 @@ def test_timings_tell_of_rests_and_reuse() -> None:
     timings = facts.timings(received_ns=100)
 
     assert timings.preparation.ToNanoseconds() == 50
+    assert timings.grammar_wait.ToNanoseconds() == 30
     assert [
         (rest.start.ToNanoseconds(), rest.duration.ToNanoseconds(), rest.reason)
         for rest in timings.rests

@@ -1,5 +1,9 @@
 """The phases of a request as spans: chunks of its prompt, and times in which it rested."""
 
+from dataclasses import replace
+
+import msgspec
+import pytest
 from opentelemetry.sdk.resources import Resource
 
 from antiphon_engine.api.request_times import PrefillChunk, RequestTimes, Rest
@@ -98,3 +102,25 @@ def test_queue_prefill_and_decode_take_from_the_receipt_to_the_last_token():
         if span.name in ("queue", "prefill", "decode")
     }
     assert sum(phases.values()) == RECORD.facts.last_token_ns - RECORD.received_ns
+
+
+@pytest.mark.parametrize(("arrival_ms", "parent"), [(12, "queue"), (50, "text_completion")])
+def test_the_wait_for_a_grammar_is_below_the_queue_or_below_the_turn_in_another_engine(
+    arrival_ms: int, parent: str
+):
+    times = msgspec.structs.replace(TIMES, arrival_ns=arrival_ms * MS, grammar_wait_ns=7 * MS)
+    record = replace(RECORD, is_chat=False, constraint="json_schema")
+    record = replace(record, facts=replace(record.facts, times=times))
+    maker = SpanMaker(Resource({}))
+
+    make_request_spans(record, maker)
+
+    made = maker.take()
+    [waited] = [span for span in made if span.name == "queue.grammar"]
+    [above] = [span for span in made if span.name == parent]
+    assert waited.parent is not None
+    assert waited.parent.span_id == above.context.span_id
+    assert waited.start_time == OFFSET_NS + arrival_ms * MS
+    assert waited.end_time == OFFSET_NS + (arrival_ms + 7) * MS
+    assert dict(waited.attributes or {}) == {"antiphon.constraint": "json_schema"}
+    assert num_spans(record) == len(made)

@@ -131,6 +131,7 @@ def test_a_turn_that_an_earlier_server_took_in_has_tokens_and_no_latencies():
 def test_batch_sizes_writes_and_checks_are_counted():
     times = RequestTimes(
         arrival_ns=1010 * MS,
+        grammar_wait_ns=8 * MS,
         num_steps=4,
         num_preemptions=0,
         num_rests=0,
@@ -159,6 +160,8 @@ def test_batch_sizes_writes_and_checks_are_counted():
     )
 
     assert seen.sum("antiphon_request_batch_size_sum") == 3
+    assert seen.sum("antiphon_request_grammar_wait_duration_seconds_sum") == 0.008
+    assert seen.sum("antiphon_request_grammar_wait_duration_seconds_count") == 1
     assert seen.sum("antiphon_store_write_duration_seconds_sum", write="accept") == 0.004
     assert seen.sum("antiphon_constraint_check_duration_seconds_count") == 3
     for outcome in ("accepted", "too_complex", "broken_off"):
