@@ -4,9 +4,7 @@ from antiphon_engine import _native
 from antiphon_engine.api.request_times import PrefillChunk, RequestTimes, Rest
 
 
-def read_times(
-    core: _native.EngineCore, handle: int, *, grammar_wait_ns: int = 0
-) -> RequestTimes:
+def read_times(core: _native.EngineCore, handle: int, *, grammar_wait_ns: int = 0) -> RequestTimes:
     """Returns what happened to a core request up to now or its end.
 
     To be called before anything is submitted behind that end.

@@ -1,7 +1,8 @@
 """How much a tenant may have and ask."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Final
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 
@@ -26,6 +27,10 @@ class QuotaLimits:
     def overridden(self, by: Mapping[str, int]) -> "QuotaLimits":
         """Returns the limits of a tenant for which some are set."""
         return replace(self, **by)
+
+
+QUOTAS: Final = tuple(field.name for field in fields(QuotaLimits))
+"""The names of all."""
 
 
 def quota_exceeded(

@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final
 
-from antiphon_engine.api.errors import AntiphonError
-from antiphon_server.access.quota_limits import QuotaLimits, quota_exceeded
+from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_server.access.quota_limits import QUOTAS, QuotaLimits, quota_exceeded
 
 MAX_RESTING: Final = 4096
 """Tenants of whom nothing is in use are forgotten beyond it."""
@@ -33,8 +33,8 @@ class TenantQuotas:
         self.limits_of: Final = limits_of
         self._clock_ns = clock_ns
         self._used: dict[str, _Use] = {}
-        self.num_refused: Final[Counter[str]] = Counter()
-        """What was refused since the start, by quota."""
+        self.num_refused: Final[Counter[str]] = Counter(dict.fromkeys(QUOTAS, 0))
+        """What was refused since the start, by quota; all are in it."""
 
     def enter(self, tenant: str, *, queued: bool = False) -> "Place":
         """Lets a request or turn in; whoever gets its place gives that back at its end.
@@ -54,7 +54,7 @@ class TenantQuotas:
     def check(self, tenant: str, *, queued: bool = False) -> None:
         """Checks that a request or turn could enter now. Raises like `enter`."""
         limits, use, now_ns = self.limits_of(tenant), self._use(tenant), self._clock_ns()
-        with self._counted():
+        with self.counted():
             _check_count("max_concurrent_requests", limits.max_concurrent_requests, use.num_entered)
             if queued:
                 _check_count("max_queued_turns", limits.max_queued_turns, use.num_queued)
@@ -66,6 +66,16 @@ class TenantQuotas:
         """Takes a turn back in that was let in before, whatever the quotas say by now."""
         return Place(self._use(tenant), self._tokens(tenant, checked=False), queued=queued)
 
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Counts what a quota refuses inside, such as where the store checks one."""
+        try:
+            yield
+        except AntiphonError as error:
+            if error.reason is ErrorReason.QUOTA_EXCEEDED:
+                self.num_refused[error.metadata["quota"]] += 1
+            raise
+
     @property
     def num_tenants(self) -> int:
         """Of how many tenants there are counts."""
@@ -76,17 +86,8 @@ class TenantQuotas:
             per_minute=lambda: self.limits_of(tenant).tokens_per_minute,
             clock_ns=self._clock_ns,
             checked=checked,
-            counted=self._counted,
+            counted=self.counted,
         )
-
-    @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
-        """Counts what is refused inside."""
-        try:
-            yield
-        except AntiphonError as error:
-            self.num_refused[error.metadata["quota"]] += 1
-            raise
 
     def _use(self, tenant: str) -> "_Use":
         use = self._used.get(tenant)

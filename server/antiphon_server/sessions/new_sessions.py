@@ -87,6 +87,12 @@ async def forked_session(
     )
 
 
+async def keep_new(surroundings: Surroundings, new: NewSession) -> Session | None:
+    """Keeps a new session; see SessionStore.create_session. Counts what a quota refuses."""
+    with surroundings.tenancy.quotas.counted():
+        return await surroundings.store.create_session(new)
+
+
 def receipt_of(
     surroundings: Surroundings,
     tenant: str,

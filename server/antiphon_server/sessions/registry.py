@@ -33,13 +33,13 @@ from antiphon_server.sessions.history import load_history
 from antiphon_server.sessions.ledger import Ledger
 from antiphon_server.sessions.limits import Clock, Draws, SessionLimits
 from antiphon_server.sessions.names import parse_session_name, session_not_found
-from antiphon_server.sessions.new_sessions import forked_session, new_session, receipt_of
-from antiphon_server.sessions.records import (
-    NewSession,
-    Receipt,
-    SessionKey,
-    SessionRow,
+from antiphon_server.sessions.new_sessions import (
+    forked_session,
+    keep_new,
+    new_session,
+    receipt_of,
 )
+from antiphon_server.sessions.records import NewSession, Receipt, SessionKey, SessionRow
 from antiphon_server.sessions.recovery import Recovery
 from antiphon_server.sessions.session import LiveSession
 from antiphon_server.sessions.session_requests import (
@@ -247,15 +247,14 @@ class SessionRegistry:
 
     async def _keep(self, new: NewSession) -> Session | None:
         """Keeps a new session, also under the id of one whose time is over."""
-        store = self._surroundings.store
         try:
-            earlier = await store.create_session(new)
+            earlier = await keep_new(self._surroundings, new)
         except AntiphonError as error:
-            row = await store.read_session(new.row.key)
+            row = await self._surroundings.store.read_session(new.row.key)
             if error.reason is not ErrorReason.ID_TAKEN or row is None:
                 raise
             await self._expire(row)
-            earlier = await store.create_session(new)
+            earlier = await keep_new(self._surroundings, new)
         self._num_sessions += earlier is None
         return earlier
 

@@ -190,7 +190,10 @@ class TurnQueue:
         try:
             key = self._ledger.row.key
             limits = self._surroundings.tenancy.quotas.limits_of(key.tenant)
-            with turn.recorder.stage(StageKind.STORE_WRITE, write="accept"):
+            with (
+                self._surroundings.tenancy.quotas.counted(),
+                turn.recorder.stage(StageKind.STORE_WRITE, write="accept"),
+            ):
                 await self._surroundings.store.accept_turn(
                     key, turn.row(), max_stored_bytes=limits.max_stored_bytes
                 )

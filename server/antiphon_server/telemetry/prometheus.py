@@ -1,7 +1,8 @@
 """The endpoint that Prometheus reads: one path, on a thread and an event loop of its own.
 
 It answers GET and HEAD of /metrics, a request a connection. Whoever connects has a limited time for
-all of it, and few are served at a time, so that nobody can keep others out for long.
+all of it, and few are served at a time, so that nobody can keep others out for long: who comes
+beyond those is told when to come back.
 """
 
 import asyncio
@@ -24,6 +25,9 @@ MAX_CONNECTIONS: Final = 16
 MAX_HEAD_BYTES: Final = 16 << 10
 REQUEST_LIMIT_S: Final = 10.0
 """What a connection may take from its first byte to its last."""
+MAX_TURNED_AWAY: Final = 16
+TURN_AWAY_LIMIT_S: Final = 1.0
+"""The same for those beyond, who get an answer without metrics. Even more are cut off."""
 _PLAIN: Final = "text/plain; charset=utf-8"
 
 
@@ -42,6 +46,19 @@ class _Answer:
     body: bytes
     content_type: str = _PLAIN
     headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(slots=True)
+class _Room:
+    """Connections that are treated alike, a few at a time."""
+
+    max_connections: int
+    limit_s: float
+    num_connections: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.num_connections >= self.max_connections
 
 
 class PrometheusEndpoint:
@@ -64,7 +81,8 @@ class PrometheusEndpoint:
         self._socket = listening
         self._door = door
         self._families = families
-        self._num_connections = 0
+        self._served = _Room(MAX_CONNECTIONS, REQUEST_LIMIT_S)
+        self._turned_away = _Room(MAX_TURNED_AWAY, TURN_AWAY_LIMIT_S)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Event | None = None
         self._rendering: asyncio.Lock | None = None
@@ -101,7 +119,7 @@ class PrometheusEndpoint:
             self._connected,
             sock=self._socket,
             limit=MAX_HEAD_BYTES,
-            backlog=MAX_CONNECTIONS,
+            backlog=MAX_CONNECTIONS + MAX_TURNED_AWAY,
             ssl=self._door.tls,
             ssl_handshake_timeout=REQUEST_LIMIT_S if self._door.tls else None,
         )
@@ -110,20 +128,24 @@ class PrometheusEndpoint:
             await self._end.wait()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._num_connections >= MAX_CONNECTIONS:
+        rooms = (self._served, self._turned_away)
+        room = next((room for room in rooms if not room.is_full), None)
+        if room is None:
             writer.transport.abort()
             return
-        self._num_connections += 1
+        room.num_connections += 1
         try:
-            async with asyncio.timeout(REQUEST_LIMIT_S):
-                await self._converse(reader, writer)
+            async with asyncio.timeout(room.limit_s):
+                await self._converse(reader, writer, is_served=room is self._served)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass  # Whoever it was has left, or is too slow.
         finally:
-            self._num_connections -= 1
+            room.num_connections -= 1
             writer.transport.abort()
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_served: bool
+    ) -> None:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
@@ -132,7 +154,7 @@ class PrometheusEndpoint:
         else:
             line, _, fields = head.decode("latin-1").partition("\r\n")
             is_head = line.startswith("HEAD ")
-            answer = await self._answer(line, fields, writer)
+            answer = await self._answer(line, fields, writer) if is_served else _come_back()
         writer.write(_as_bytes(answer, with_body=not is_head))
         await writer.drain()
         if writer.can_write_eof():
@@ -147,7 +169,7 @@ class PrometheusEndpoint:
         target, _, version = rest.partition(" ")
         if not version.startswith("HTTP/1."):
             return _refusal(HTTPStatus.BAD_REQUEST, "this speaks HTTP/1.1")
-        if target.partition("?")[0] != PATH:
+        if _path_of(target) != PATH:
             return _refusal(HTTPStatus.NOT_FOUND, f"there is {PATH} only")
         if method not in ("GET", "HEAD"):
             allow = (("Allow", "GET, HEAD"),)
@@ -193,6 +215,23 @@ def _fields(text: str) -> Mapping[str, str]:
     """Returns the header's fields, by names in small letters; of equal ones the last."""
     lines = (line.partition(":") for line in text.split("\r\n") if line)
     return {name.strip().lower(): value.strip() for name, _, value in lines}
+
+
+def _path_of(target: str) -> str:
+    """Returns the path that a request asks for, also where it names the server before it."""
+    scheme, mark, rest = target.partition("?")[0].partition("://")
+    if mark and scheme.lower() in ("http", "https"):
+        return f"/{rest.partition('/')[2]}"
+    return target.partition("?")[0]
+
+
+def _come_back() -> _Answer:
+    """Returns the answer where all places are taken; by then whoever has them is gone."""
+    return _refusal(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        f"{MAX_CONNECTIONS} connections are served at a time; come back",
+        (("Retry-After", f"{REQUEST_LIMIT_S:.0f}"),),
+    )
 
 
 def _refusal(status: HTTPStatus, why: str, headers: tuple[tuple[str, str], ...] = ()) -> _Answer:

@@ -196,4 +196,11 @@ def test_refusals_are_counted_by_quota() -> None:
     with pytest.raises(AntiphonError):
         place.reserve(prompt_tokens=11, output_tokens=1)
 
-    assert quotas.num_refused == {"max_concurrent_requests": 2, "tokens_per_minute": 1}
+    assert quotas.num_refused == {
+        "max_sessions": 0,
+        "max_stored_bytes": 0,
+        "max_queued_turns": 0,
+        "max_concurrent_requests": 2,
+        "requests_per_minute": 0,
+        "tokens_per_minute": 1,
+    }

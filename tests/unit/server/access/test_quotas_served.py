@@ -19,7 +19,9 @@ from antiphon.v1.types_pb2 import (
     TokenIds,
 )
 
+from antiphon_server.access.quota_limits import QUOTAS
 from support.fake_engine import FakeEngine
+from support.scrapes import scrape
 from support.server import RunningServer, details_of, running_server
 from support.tenants import bearer, token_entry, write_tokens
 
@@ -185,6 +187,30 @@ async def test_quotas_of_the_settings_hold_where_the_file_says_nothing(tmp_path:
             await server.inference.Generate(generate(), timeout=LIMIT_S)
 
     assert quota_in(caught.value) == "requests_per_minute"
+
+
+async def test_what_quotas_refuse_is_in_the_metrics_also_where_the_store_refuses(
+    tmp_path: Path,
+) -> None:
+    settings = [
+        "telemetry.prometheus_listen=127.0.0.1:0",
+        "sessions.max_sessions=1",
+        "quotas.max_stored_bytes=1",
+    ]
+    async with running_server(tmp_path, settings=settings) as server:
+        await server.sessions.CreateSession(session_pb2.CreateSessionRequest(session_id="mine"))
+        for num in range(2):
+            turn = session_pb2.RunTurnRequest(session="sessions/mine", turn=start_turn(f"t{num}"))
+            with pytest.raises(grpc.aio.AioRpcError, match="max_stored_bytes"):
+                await server.sessions.RunTurn(turn).read()
+        create = session_pb2.CreateSessionRequest(session_id="more")
+        with pytest.raises(grpc.aio.AioRpcError, match="max_sessions"):
+            await server.sessions.CreateSession(create)
+        seen = await scrape(server.server.metering.address)
+
+    name = "antiphon_quota_refusals_total"
+    told = {labels["quota"]: seen.sum(name, **labels) for labels in seen.labels(name)}
+    assert told == {**dict.fromkeys(QUOTAS, 0), "max_stored_bytes": 2, "max_sessions": 1}
 
 
 def read_stream(server: RunningServer):

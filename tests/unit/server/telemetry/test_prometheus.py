@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from antiphon.v1.session_pb2 import CreateSessionRequest
 from antiphon_engine.api.errors import StartupError
 from antiphon_engine.api.handle import EngineState
 from antiphon_server.listen import SocketAddress
-from antiphon_server.telemetry.prometheus import MAX_CONNECTIONS, MAX_HEAD_BYTES
+from antiphon_server.telemetry.prometheus import MAX_CONNECTIONS, MAX_HEAD_BYTES, MAX_TURNED_AWAY
 from antiphon_server.telemetry.server_metrics import FRESH_S
 from support.certificates import Authority
 from support.fake_engine import FakeEngine
@@ -90,7 +91,12 @@ async def test_starts_of_the_engine_behind_its_first_are_counted(tmp_path: Path)
     [
         ("HEAD /metrics HTTP/1.1\r\n\r\n", 200),
         ("GET /metrics?name=a HTTP/1.0\r\n\r\n", 200),
+        ("GET http://a:9464/metrics?name=a HTTP/1.1\r\n\r\n", 200),
+        ("GET HTTPS://a/metrics HTTP/1.1\r\n\r\n", 200),
         ("GET / HTTP/1.1\r\n\r\n", 404),
+        ("GET http://a/ HTTP/1.1\r\n\r\n", 404),
+        ("GET http://a?/metrics HTTP/1.1\r\n\r\n", 404),
+        ("GET ftp://a/metrics HTTP/1.1\r\n\r\n", 404),
         ("POST /metrics HTTP/1.1\r\n\r\n", 405),
         ("nonsense\r\n\r\n", 400),
         (f"GET /metrics HTTP/1.1\r\na: {'b' * MAX_HEAD_BYTES}\r\n\r\n", 431),
@@ -112,21 +118,37 @@ async def test_connections_that_say_nothing_keep_nobody_out_for_long(tmp_path: P
             for _ in range(MAX_CONNECTIONS)
         ]
         await silent[-1][1].drain()
-        with pytest.raises((IndexError, ConnectionError)):  # It has no answer.
-            await http(address)
+        refused = await http(address)
 
         silent[0][1].close()
         async with asyncio.timeout(30):
-            while True:
-                try:
-                    seen = await scrape(address)
-                except (IndexError, ConnectionError):  # Its end has not been seen yet.
-                    continue
-                break
+            # Until its end has been seen.
+            while (answer := await http(address)).status == HTTPStatus.SERVICE_UNAVAILABLE:
+                pass
         for _, writer in silent:
             writer.close()
 
-    assert seen.values("antiphon_serving") == [1]
+    assert refused.status == HTTPStatus.SERVICE_UNAVAILABLE
+    assert refused.headers["Retry-After"] == "10"
+    assert "16 connections" in refused.body
+    assert Scraped.parse(answer.body).values("antiphon_serving") == [1]
+
+
+async def test_more_connections_than_can_be_answered_are_cut_off(tmp_path: Path):
+    async with running_server(tmp_path, settings=[LISTEN]) as server:
+        address = server.server.metering.address
+        silent = [
+            await asyncio.open_connection(address.host, address.port)
+            for _ in range(MAX_CONNECTIONS + MAX_TURNED_AWAY)
+        ]
+        with pytest.raises((IndexError, ConnectionError)):  # It has no answer.
+            await http(address)
+        # Those that could be answered, and ask for nothing, are not waited for.
+        told = await asyncio.gather(*(reader.read() for reader, _ in silent[MAX_CONNECTIONS:]))
+        for _, writer in silent:
+            writer.close()
+
+    assert told == [b""] * MAX_TURNED_AWAY
 
 
 async def test_it_asks_for_what_the_admin_port_asks_for(tmp_path: Path):
