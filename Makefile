@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 NATIVE_BUILD := build/native
 PROMTOOL := build/promtool
 PHOENIX_VERSION := 20.26.1
+GRAFANA_VERSION := 13.2.3
 PHOENIX := build/observe/phoenix
 CONFIGURE = $(BIN)/cmake -S native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 NATIVE_SOURCES := $(shell find native protos -name '*.cc' -o -name '*.h' -o -name '*.proto' -o -name '*.cmake' -o -name CMakeLists.txt)
@@ -21,7 +22,7 @@ COUNT ?= 10000
 WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
 PIP_INSTALL = $(BIN)/pip install --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
 
-.PHONY: help setup native serve check check-protos format test test-device stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-grammar bench-guided bench-policies bench-sessions bench-tenants bench-tracing observe clean
+.PHONY: help setup native serve check check-protos format test test-device stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-grammar bench-guided bench-policies bench-sessions bench-tenants bench-tracing observe check-dashboard clean
 .DEFAULT_GOAL := help
 # A virtual environment that was left half made is made again.
 .DELETE_ON_ERROR:
@@ -127,6 +128,11 @@ bench-tracing: setup    ## Measures what tracing costs a server of the default m
 
 observe: setup $(PHOENIX)/.$(PHOENIX_VERSION)    ## Serves the default model beside Arize Phoenix and Prometheus, and chats; ARGS=--check compares what they tell
 	GRPC_VERBOSITY=NONE $(BIN)/python tests/observe/run.py $(ARGS)
+
+check-dashboard: $(BIN)/python    ## Checks deploy/otel/dashboard.json against the types that Grafana publishes; needs npm
+	npm install --prefix build/grafana --no-audit --no-fund --ignore-scripts --no-save --silent \
+	  @grafana/schema@$(GRAFANA_VERSION) typescript@5.9
+	$(BIN)/python tests/observe/dashboard_types.py build/grafana
 
 # In an environment of its own: what it asks for is much, and in other versions than the server's.
 $(PHOENIX)/.$(PHOENIX_VERSION): $(BIN)/python

@@ -199,6 +199,44 @@ def test_the_collectors_pipelines_are_made_of_what_is_configured():
     assert used == {kind: set(made[kind]) for kind in used}
 
 
+COLLECTOR_KEYS = {
+    "receivers": {"otlp": {"protocols.grpc.endpoint"}},
+    "processors": {
+        "memory_limiter": {"check_interval", "limit_mib", "spike_limit_mib"},
+        "attributes": {"actions"},
+    },
+    "exporters": {
+        "otlp_grpc": {
+            "endpoint",
+            "tls.insecure",
+            "sending_queue.queue_size",
+            "retry_on_failure.max_elapsed_time",
+        },
+        "prometheus": {"endpoint", "metric_expiration", "without_scope_info"},
+    },
+    "extensions": {"health_check": {"endpoint"}},
+}
+"""By kind and type, what the components' published schemas know, as far as it is used here."""
+
+
+def test_the_collector_is_told_only_what_its_components_know():
+    made = yaml.safe_load((RECIPE / "collector.yaml").read_text())
+
+    assert set(made) == {*COLLECTOR_KEYS, "service"}
+    for kind, types in COLLECTOR_KEYS.items():
+        for name, settings in made[kind].items():
+            assert set(leaves(settings)) <= types[name.partition("/")[0]], name
+
+
+def leaves(settings: Mapping[str, object], above: str = "") -> Iterator[str]:
+    """The settings by their whole names."""
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}"
+
+
 def test_the_collector_drops_all_that_was_said():
     made = yaml.safe_load((RECIPE / "collector.yaml").read_text())
     dropped = {action["key"] for action in made["processors"]["attributes/no_content"]["actions"]}
