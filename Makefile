@@ -191,7 +191,7 @@ $(PROMTOOL):
 	    && chmod +x promtool.new && mv promtool.new promtool; fi \
 	  || { echo 'Tests need promtool. On Debian: apt-get update' >&2; exit 1; }
 
-$(NATIVE_BUILD)/.configured: $(VENV)/.build native/CMakeLists.txt native/cmake/proofs.cmake
+$(NATIVE_BUILD)/.configured: $(VENV)/.build native/CMakeLists.txt native/cmake/proofs.cmake native/kernels/CMakeLists.txt
 	$(CONFIGURE) -B $(NATIVE_BUILD) -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG='-O1 -g1' \
 	  -DANTIPHON_SANITIZE=address,undefined -DCMAKE_EXPORT_COMPILE_COMMANDS=ON \
 	  -DANTIPHON_BUILD_TESTS=ON -DANTIPHON_BUILD_SOAK=ON -DANTIPHON_BUILD_FUZZ=ON

@@ -1,0 +1,238 @@
+#include "antiphon/kernels/linear.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "antiphon/kernels/thread_team.h"
+#include "bfloat16.h"
+#include "product_kernels.h"
+#include "rounding.h"
+
+namespace antiphon::kernels {
+namespace {
+
+constexpr std::int64_t kFewRows = 32;           // what products keep in registers
+constexpr std::int64_t kRowsOfTask = 512;       // their sums of a pair fill a small part of a cache
+constexpr std::int64_t kChunkBytes = 32 << 10;  // of tiles, to stay in the nearest cache
+constexpr std::int64_t kRowsBytes = 512 << 10;  // of rows, to stay in the second
+constexpr std::int64_t kMostPairs = 8;
+
+// How the product is cut. A task is some pairs of some rows. Within it, a group of pairs is
+// multiplied chunk by chunk of the inputs, so that the rows' chunk is near for all of the group.
+struct Cut {
+  std::int64_t rows_of_task;
+  std::int64_t num_row_tasks;
+  std::int64_t pairs_of_task;
+  std::int64_t num_pair_tasks;
+  std::int64_t pairs_of_group;
+  std::int64_t slices_of_chunk;
+
+  std::int64_t num_tasks() const { return num_row_tasks * num_pair_tasks; }
+};
+
+// How the product is cut changes no result, so it may look at all there is.
+Cut cut(const PackedMatrix& weights, const ProductKernels& kernels, std::int64_t num_rows,
+        int num_workers) {
+  const std::int64_t element = kernels.input_type == Type::kBf16 ? 2 : 4;
+  const bool unpacks = kernels.unpack[static_cast<std::size_t>(weights.format())] != nullptr;
+  const bool few = num_rows <= kFewRows;
+  Cut cut = {};
+  const std::int64_t num_row_tasks = divide_up(num_rows, kRowsOfTask);
+  cut.rows_of_task = few ? num_rows : round_up(divide_up(num_rows, num_row_tasks), kFewRows);
+  cut.pairs_of_group = 1;
+  if (!few && cut.rows_of_task * weights.num_slices() * kSlice * element > kRowsBytes) {
+    cut.pairs_of_group = 4;
+  }
+  // Several tasks for each worker, so that one that is held up holds nobody else up for long.
+  const std::int64_t wanted = std::int64_t{8} * num_workers;
+  const auto num_tasks = [&] {
+    return divide_up(weights.num_pairs(), cut.pairs_of_group) *
+           divide_up(num_rows, cut.rows_of_task);
+  };
+  if (!few && num_workers > 1) {
+    while (num_tasks() < wanted && cut.pairs_of_group > 1) {
+      cut.pairs_of_group /= 2;
+    }
+    while (num_tasks() < wanted && cut.rows_of_task > 2 * kFewRows) {
+      cut.rows_of_task = round_up(cut.rows_of_task / 2, kFewRows);
+    }
+  }
+  cut.pairs_of_task =
+      few ? std::clamp<std::int64_t>(num_tasks() / wanted, 1, kMostPairs) : cut.pairs_of_group;
+  cut.num_row_tasks = divide_up(num_rows, cut.rows_of_task);
+  cut.num_pair_tasks = divide_up(weights.num_pairs(), cut.pairs_of_task);
+  cut.slices_of_chunk = weights.num_slices();
+  if (unpacks || !few) {
+    const std::int64_t most = kChunkBytes / (2 * kTile * element);
+    cut.slices_of_chunk = divide_up(weights.num_slices(), divide_up(weights.num_slices(), most));
+  }
+  return cut;
+}
+
+// A worker's part of one product.
+class Share {
+ public:
+  Share(Worker& worker, const PackedMatrix& weights, const Rows& in, const float* bias,
+        Epilogue epilogue, const RowsOut& out, std::int64_t out_column)
+      : weights_(weights),
+        kernels_(product_kernels(weights.isa(), weights.format())),
+        cut_(cut(weights, kernels_, in.num_rows, worker.count())),
+        in_(in),
+        bias_(bias),
+        epilogue_(epilogue),
+        out_(out),
+        out_column_(out_column) {
+    const std::int64_t element = kernels_.input_type == Type::kBf16 ? 2 : 4;
+    const std::int64_t tiles = cut_.slices_of_chunk * 2 * kTile * element;
+    const std::int64_t sums =
+        cut_.pairs_of_group * cut_.rows_of_task * kPair * static_cast<std::int64_t>(sizeof(float));
+    const bool staged = in.type != kernels_.input_type || weights.num_in() % kSlice != 0;
+    const std::int64_t width = weights.num_slices() * kSlice;
+    const std::int64_t rows = staged ? in.num_rows * width * element : 0;
+    std::byte* const scratch = worker.scratch(static_cast<std::size_t>(tiles + sums + rows));
+    tiles_ = scratch;
+    sums_ = reinterpret_cast<float*>(scratch + tiles);
+    if (staged) {
+      stage(scratch + tiles + sums, width);
+    }
+  }
+
+  void run(TaskCursor& cursor) {
+    std::int64_t task = cursor.next();
+    if (task >= cut_.num_tasks()) {
+      return;
+    }
+    kernels_.begin(cut_.rows_of_task);
+    for (; task < cut_.num_tasks(); task = cursor.next()) {
+      // Rows of the same pairs follow each other: their weights are near then.
+      run_task(task / cut_.num_row_tasks, task % cut_.num_row_tasks);
+    }
+    kernels_.end();
+  }
+
+ private:
+  // Rows as the kernels take them: of their type, filled up to whole slices with zeros.
+  void stage(std::byte* target, std::int64_t width) {
+    for (std::int64_t row = 0; row < in_.num_rows; ++row) {
+      for (std::int64_t k = 0; k < width; ++k) {
+        float value = 0;
+        if (k < weights_.num_in()) {
+          const std::int64_t index = row * in_.stride + k;
+          value = in_.type == Type::kF32
+                      ? static_cast<const float*>(in_.data)[index]
+                      : from_bf16(static_cast<const std::uint16_t*>(in_.data)[index]);
+        }
+        if (kernels_.input_type == Type::kF32) {
+          reinterpret_cast<float*>(target)[row * width + k] = value;
+        } else {
+          reinterpret_cast<std::uint16_t*>(target)[row * width + k] = to_bf16(value);
+        }
+      }
+    }
+    in_ = {target, kernels_.input_type, in_.num_rows, width};
+  }
+
+  void run_task(std::int64_t pair_task, std::int64_t row_task) {
+    const std::int64_t first_row = row_task * cut_.rows_of_task;
+    const std::int64_t num_rows = std::min(cut_.rows_of_task, in_.num_rows - first_row);
+    const std::int64_t first = pair_task * cut_.pairs_of_task;
+    const std::int64_t end = std::min(first + cut_.pairs_of_task, weights_.num_pairs());
+    for (std::int64_t group = first; group < end; group += cut_.pairs_of_group) {
+      const std::int64_t group_end = std::min(group + cut_.pairs_of_group, end);
+      for (std::int64_t slice = 0; slice < weights_.num_slices(); slice += cut_.slices_of_chunk) {
+        for (std::int64_t pair = group; pair < group_end; ++pair) {
+          multiply(pair, slice, first_row, num_rows, sums_of(pair - group));
+        }
+      }
+      for (std::int64_t pair = group; pair < group_end; ++pair) {
+        finish(pair, first_row, num_rows, sums_of(pair - group));
+      }
+    }
+  }
+
+  float* sums_of(std::int64_t index) { return sums_ + index * cut_.rows_of_task * kPair; }
+
+  void multiply(std::int64_t pair, std::int64_t slice, std::int64_t first_row,
+                std::int64_t num_rows, float* sums) {
+    const std::int64_t num_slices = std::min(cut_.slices_of_chunk, weights_.num_slices() - slice);
+    const auto block_bytes = static_cast<std::int64_t>(weights_.block_bytes());
+    const std::byte* const blocks = weights_.pair(pair) + slice * block_bytes;
+    const Upcoming upcoming = upcoming_behind(blocks + num_slices * block_bytes);
+    const auto unpack = kernels_.unpack[static_cast<std::size_t>(weights_.format())];
+    if (unpack != nullptr) {
+      unpack({blocks, num_slices, weights_.row_scales(pair), tiles_, upcoming});
+    }
+    const std::int64_t element = kernels_.input_type == Type::kBf16 ? 2 : 4;
+    const auto* const rows = static_cast<const std::byte*>(in_.data) +
+                             (first_row * in_.stride + slice * kSlice) * element;
+    kernels_.multiply({rows, in_.stride, num_rows, unpack != nullptr ? tiles_ : blocks, num_slices,
+                       sums, slice > 0, unpack != nullptr ? Upcoming{} : upcoming});
+  }
+
+  // The chunk that most likely comes next, up to the matrix's end.
+  Upcoming upcoming_behind(const std::byte* next) const {
+    const std::byte* const end = weights_.pair(weights_.num_pairs());
+    const std::int64_t chunk =
+        cut_.slices_of_chunk * static_cast<std::int64_t>(weights_.block_bytes());
+    return {next, std::min<std::int64_t>(chunk, end - next)};
+  }
+
+  void finish(std::int64_t pair, std::int64_t first_row, std::int64_t num_rows, const float* sums) {
+    const std::int64_t element = out_.type == Type::kBf16 ? 2 : 4;
+    const bool gated = epilogue_ == Epilogue::kSiluMul;
+    const bool in_gate_order = weights_.order() == RowOrder::kGateUp;
+    alignas(64) float bias[kPair] = {};
+    const std::int64_t num_gates = weights_.num_out() / 2;
+    const std::int64_t width = in_gate_order ? kPanel : kPair;
+    const std::int64_t column = pair * width;
+    const std::int64_t num_columns = in_gate_order ? num_gates : weights_.num_out();
+    const std::int64_t count = std::min(width, num_columns - column);
+    if (bias_ != nullptr) {
+      std::copy_n(bias_ + column, count, bias);
+      if (in_gate_order) {
+        std::copy_n(bias_ + num_gates + column, count, bias + kPanel);
+      }
+    }
+    std::byte* const out = static_cast<std::byte*>(out_.data) +
+                           (first_row * out_.stride + out_column_ + column) * element;
+    Finish work = {sums, num_rows,  bias,        epilogue_,
+                   out,  out_.type, out_.stride, static_cast<int>(count)};
+    kernels_.finish(work);
+    if (in_gate_order && !gated) {  // the ups' columns as well
+      work.sums += kPanel;
+      work.bias += kPanel;
+      work.out += num_gates * element;
+      kernels_.finish(work);
+    }
+  }
+
+  const PackedMatrix& weights_;
+  const ProductKernels& kernels_;
+  const Cut cut_;
+  Rows in_;
+  const float* bias_;
+  Epilogue epilogue_;
+  RowsOut out_;
+  std::int64_t out_column_;
+  std::byte* tiles_;
+  float* sums_;
+};
+
+}  // namespace
+
+void linear(Worker& worker, TaskCursor& cursor, const PackedMatrix& weights, const Rows& in,
+            const float* bias, Epilogue epilogue, const RowsOut& out, std::int64_t out_column) {
+  if (epilogue == Epilogue::kAdd && out.type != Type::kF32) {
+    throw std::invalid_argument("products are added to float32 rows only");
+  }
+  if (epilogue == Epilogue::kSiluMul && weights.order() != RowOrder::kGateUp) {
+    throw std::invalid_argument("SiLU(gate) * up takes weights in kGateUp order");
+  }
+  if (in.num_rows > 0) {
+    Share(worker, weights, in, bias, epilogue, out, out_column).run(cursor);
+  }
+}
+
+}  // namespace antiphon::kernels

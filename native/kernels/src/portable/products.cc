@@ -1,0 +1,87 @@
+// For any machine: plain loops, float32.
+#include <cmath>
+
+#include "bfloat16.h"
+#include "finish_rows.h"
+#include "float16.h"
+#include "product_kernels.h"
+#include "quantization.h"
+#include "slice_codec.h"
+
+namespace antiphon::kernels {
+namespace {
+
+template <WeightFormat format>
+void unpack_integers(const Unpacking& work) {
+  const std::byte* block = work.blocks;
+  auto* tile = static_cast<float*>(work.tiles);
+  for (std::int64_t slice = 0; slice < work.num_slices; ++slice) {
+    for (int output = 0; output < kPair; ++output) {
+      const int half = output / kPanel;
+      const int channel = output % kPanel;
+      const QuantizedSlice weights =
+          load_slice({const_cast<std::byte*>(block), format, TileOrder::kChannels, half, channel},
+                     work.row_scales[output]);
+      for (int k = 0; k < kSlice; ++k) {
+        tile[half * kTile + k * kPanel + channel] = value_of(weights, format, k);
+      }
+    }
+    block += block_bytes(format);
+    tile += 2 * kTile;
+  }
+}
+
+void unpack_bf16(const Unpacking& work) {
+  const auto* const weights = reinterpret_cast<const std::uint16_t*>(work.blocks);
+  auto* const tiles = static_cast<float*>(work.tiles);
+  for (std::int64_t i = 0; i < work.num_slices * 2 * kTile; ++i) {
+    tiles[i] = from_bf16(weights[i]);
+  }
+}
+
+void multiply(const Product& product) {
+  const auto* row = static_cast<const float*>(product.rows);
+  float* sums = product.sums;
+  for (std::int64_t r = 0; r < product.num_rows; ++r, row += product.row_stride, sums += kPair) {
+    float totals[2][kPanel] = {};
+    if (product.continues) {
+      std::memcpy(totals, sums, sizeof(totals));
+    }
+    const auto* tile = reinterpret_cast<const float*>(product.tiles);
+    for (std::int64_t slice = 0; slice < product.num_slices; ++slice, tile += 2 * kTile) {
+      for (int k = 0; k < kSlice; ++k) {
+        const float input = row[slice * kSlice + k];
+        for (int i = 0; i < kPanel; ++i) {
+          totals[0][i] += input * tile[k * kPanel + i];
+          totals[1][i] += input * tile[kTile + k * kPanel + i];
+        }
+      }
+    }
+    std::memcpy(sums, totals, sizeof(totals));
+  }
+}
+
+void finish(const Finish& work) {
+  finish_rows(work, [](float* values) {
+    for (int i = 0; i < kLanes; ++i) {
+      values[i] /= 1.0F + std::exp(-values[i]);
+    }
+  });
+}
+
+constexpr ProductKernels kKernels = {
+    Type::kF32,
+    {nullptr, unpack_bf16, unpack_integers<WeightFormat::kInt8>,
+     unpack_integers<WeightFormat::kInt6>, unpack_integers<WeightFormat::kInt5>,
+     unpack_integers<WeightFormat::kInt4>},
+    multiply,
+    finish,
+    [](std::int64_t) {},
+    [] {},
+};
+
+}  // namespace
+
+const ProductKernels& portable_kernels() { return kKernels; }
+
+}  // namespace antiphon::kernels

@@ -1,0 +1,20 @@
+#include "product_kernels.h"
+
+#include <algorithm>
+
+namespace antiphon::kernels {
+
+const ProductKernels& product_kernels(Isa isa, WeightFormat format) {
+  // Dot products of bfloat16 would cut float32 weights short.
+  if (format == WeightFormat::kF32) {
+    isa = std::min(isa, Isa::kAvx512);
+  }
+  switch (isa) {
+#ifdef ANTIPHON_KERNELS_X86
+#endif
+    default:
+      return portable_kernels();
+  }
+}
+
+}  // namespace antiphon::kernels

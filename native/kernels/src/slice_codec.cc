@@ -1,0 +1,143 @@
+#include "slice_codec.h"
+
+#include <cstdint>
+#include <cstring>
+
+#include "float16.h"
+
+namespace antiphon::kernels {
+namespace {
+
+// The words of a column, by the index that tile_layout.h gives them.
+class Words {
+ public:
+  explicit Words(std::byte* tile) : tile_(tile) {}
+  std::uint32_t get(int index) const {
+    std::uint32_t word = 0;
+    std::memcpy(&word, tile_ + index * 4, 4);
+    return word;
+  }
+  void set(int index, std::uint32_t word) { std::memcpy(tile_ + index * 4, &word, 4); }
+
+  // The high bits of kInt5: two outputs, which two threads may pack at once, share a word.
+  std::uint16_t get_half(int index) const {
+    std::uint16_t half = 0;
+    std::memcpy(&half, tile_ + index * 2, 2);
+    return half;
+  }
+  void set_half(int index, std::uint16_t half) { std::memcpy(tile_ + index * 2, &half, 2); }
+
+ private:
+  std::byte* tile_;
+};
+
+// `bits` of each value a word can hold: the low ones for kInt5 and kInt6.
+void store_low_bits(Words words, const Column& column, int bits, const std::uint8_t* values) {
+  const int per_word = 32 / bits;
+  const auto mask = (1U << static_cast<unsigned>(bits)) - 1;
+  for (int i = 0; i < 16 / per_word; ++i) {
+    std::uint32_t word = 0;
+    for (int b = 0; b < per_word; ++b) {
+      word |= (values[i * per_word + b] & mask) << static_cast<unsigned>(b * bits);
+    }
+    words.set((i * 2 + column.h) * 16 + column.lane, word);
+  }
+}
+
+void load_low_bits(Words words, const Column& column, int bits, std::uint8_t* values) {
+  const int per_word = 32 / bits;
+  const auto mask = (1U << static_cast<unsigned>(bits)) - 1;
+  for (int p = 0; p < 16; ++p) {
+    const std::uint32_t word = words.get((p / per_word * 2 + column.h) * 16 + column.lane);
+    const auto shift = static_cast<unsigned>(p % per_word * bits);
+    values[p] = static_cast<std::uint8_t>(word >> shift & mask);
+  }
+}
+
+constexpr int kHighWords = 64;
+
+void store_column(Words words, WeightFormat format, const Column& column,
+                  const std::uint8_t* values) {
+  store_low_bits(words, column, format == WeightFormat::kInt8 ? 8 : 4, values);
+  std::uint32_t high = 0;
+  if (format == WeightFormat::kInt5) {
+    for (unsigned p = 0; p < 16; ++p) {
+      high |= (values[p] >> 4U & 1U) << p;
+    }
+    words.set_half((kHighWords + column.lane) * 2 + column.h, static_cast<std::uint16_t>(high));
+  } else if (format == WeightFormat::kInt6) {
+    for (unsigned p = 0; p < 16; ++p) {
+      high |= (values[p] >> 4U & 3U) << 2 * p;
+    }
+    words.set(kHighWords + column.h * 16 + column.lane, high);
+  }
+}
+
+void load_column(Words words, WeightFormat format, const Column& column, std::uint8_t* values) {
+  load_low_bits(words, column, format == WeightFormat::kInt8 ? 8 : 4, values);
+  for (unsigned p = 0; p < 16; ++p) {
+    unsigned high = 0;
+    if (format == WeightFormat::kInt5) {
+      high = words.get_half((kHighWords + column.lane) * 2 + column.h) >> p & 1U;
+    } else if (format == WeightFormat::kInt6) {
+      high = words.get(kHighWords + column.h * 16 + column.lane) >> 2 * p & 3U;
+    }
+    values[p] = static_cast<std::uint8_t>(values[p] | high << 4U);
+  }
+}
+
+std::byte* scale_at(const TileColumnPlace& place, int second) {
+  return tile_scales(place.block, place.format, place.half) + (second * kPanel + place.channel) * 2;
+}
+
+void store_f16(std::byte* target, float value) {
+  const std::uint16_t bits = to_f16(value);
+  std::memcpy(target, &bits, 2);
+}
+
+float load_f16(const std::byte* source) {
+  std::uint16_t bits = 0;
+  std::memcpy(&bits, source, 2);
+  return from_f16(bits);
+}
+
+}  // namespace
+
+void store_slice(const TileColumnPlace& place, const QuantizedSlice& slice, float row_scale) {
+  Words words(tile_weights(place.block, place.format, place.half));
+  for (int parity = 0; parity < 2; ++parity) {
+    std::uint8_t values[16];
+    for (int p = 0; p < 16; ++p) {
+      values[p] = slice.values[2 * p + parity];
+    }
+    store_column(words, place.format, column_of(place.order, place.channel, parity), values);
+  }
+  store_f16(scale_at(place, 0), slice.scales[0] / row_scale);
+  if (place.format == WeightFormat::kInt6) {
+    store_f16(scale_at(place, 1), slice.scales[1] / row_scale);
+  } else if (place.format != WeightFormat::kInt8) {
+    store_f16(scale_at(place, 1), slice.offset / row_scale);
+  }
+}
+
+QuantizedSlice load_slice(const TileColumnPlace& place, float row_scale) {
+  QuantizedSlice slice = {};
+  Words words(tile_weights(place.block, place.format, place.half));
+  for (int parity = 0; parity < 2; ++parity) {
+    std::uint8_t values[16];
+    load_column(words, place.format, column_of(place.order, place.channel, parity), values);
+    for (int p = 0; p < 16; ++p) {
+      slice.values[2 * p + parity] = values[p];
+    }
+  }
+  slice.scales[0] = load_f16(scale_at(place, 0)) * row_scale;
+  slice.scales[1] = slice.scales[0];
+  if (place.format == WeightFormat::kInt6) {
+    slice.scales[1] = load_f16(scale_at(place, 1)) * row_scale;
+  } else if (place.format != WeightFormat::kInt8) {
+    slice.offset = load_f16(scale_at(place, 1)) * row_scale;
+  }
+  return slice;
+}
+
+}  // namespace antiphon::kernels

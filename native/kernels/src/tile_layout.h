@@ -1,0 +1,86 @@
+// How 32 inputs × 16 outputs of weights lie in a tile.
+//
+// A tile is 32 rows of 16 lanes. In the order of channels a row is an input and a lane an output.
+// In the order of pairs, which dot products of bfloat16 pairs take, rows 2p and 2p + 1 together are
+// the inputs 2p and 2p + 1: output 0's two, output 1's two, and so on.
+//
+// Integers lie in words of 32 bits, so that a shift and a mask bring 16 of them out. The weights of
+// lane l in rows h, 2 + h, 4 + h … (h is 0 or 1), its *column*, are numbered by p, and p lies in
+//   kInt8: byte p % 4 of word ((p / 4 * 2 + h) * 16 + l)
+//   kInt4: four bits p % 8 of word ((p / 8 * 2 + h) * 16 + l)
+//   kInt5: as kInt4, and the high bit in bit 16 h + p of word 64 + l
+//   kInt6: as kInt4, and the two high bits in bits 2 p of word 64 + 16 h + l
+// A block has the integers of two tiles and then, of each, 16 scales and (not kInt8) 16 offsets or
+// second scales, in float16.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "antiphon/kernels/packed_matrix.h"
+
+namespace antiphon::kernels {
+
+inline constexpr int kSlice = 32;         // inputs
+inline constexpr int kPanel = 16;         // outputs
+inline constexpr int kPair = 2 * kPanel;  // outputs
+inline constexpr int kTile = kSlice * kPanel;
+
+struct TileBytes {
+  std::size_t weights;
+  std::size_t scales;
+};
+
+constexpr TileBytes tile_bytes(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kF32:
+      return {2048, 0};
+    case WeightFormat::kBf16:
+      return {1024, 0};
+    case WeightFormat::kInt8:
+      return {512, 32};
+    case WeightFormat::kInt6:
+      return {256 + 128, 64};
+    case WeightFormat::kInt5:
+      return {256 + 64, 64};
+    case WeightFormat::kInt4:
+      return {256, 64};
+  }
+  return {0, 0};
+}
+
+constexpr std::size_t block_bytes(WeightFormat format) {
+  return 2 * (tile_bytes(format).weights + tile_bytes(format).scales);
+}
+
+// The tiles of a block, `half` 0 or 1.
+template <class Byte>
+Byte* tile_weights(Byte* block, WeightFormat format, int half) {
+  return block + static_cast<std::size_t>(half) * tile_bytes(format).weights;
+}
+
+template <class Byte>
+Byte* tile_scales(Byte* block, WeightFormat format, int half) {
+  return block + 2 * tile_bytes(format).weights +
+         static_cast<std::size_t>(half) * tile_bytes(format).scales;
+}
+
+enum class TileOrder : int { kChannels, kPairs };
+
+// Where the inputs `parity`, `parity` + 2 … of an output lie.
+struct Column {
+  int h;
+  int lane;
+};
+
+constexpr Column column_of(TileOrder order, int channel, int parity) {
+  return order == TileOrder::kChannels ? Column{parity, channel}
+                                       : Column{channel / 8, channel % 8 * 2 + parity};
+}
+
+// Among a tile's weights that aren't packed to words.
+constexpr int index_of(const Column& column, int p) {
+  return (2 * p + column.h) * 16 + column.lane;
+}
+
+}  // namespace antiphon::kernels
