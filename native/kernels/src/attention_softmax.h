@@ -1,0 +1,133 @@
+// The part of attention that is the same in whichever type products are made, for the vectors of
+// any instruction set. Vector::kLanes divides kSumLanes.
+#pragma once
+
+#include <cstdint>
+
+#include "attention_kernels.h"
+
+namespace antiphon::kernels::attention_templates {
+
+template <class Vector>
+inline constexpr int kKeyVectors = kKeyBlock / Vector::kLanes;
+
+// row *= factor
+template <class Vector>
+void scale_row(float* row, int size, Vector factor) {
+  for (int i = 0; i < size; i += Vector::kLanes) {
+    (Vector::load(row + i) * factor).store(row + i);
+  }
+}
+
+// Takes the weights of one query from its scores, of which those from `first` to `last` - 1 are
+// seen. `Weights::store` writes them.
+template <class Vector, class Weights>
+void weigh_row(const AttentionTile& tile, int query, int first, int last) {
+  constexpr int kVectors = kKeyVectors<Vector>;
+  const float* scores = tile.scores + std::int64_t{query} * kKeyBlock;
+  Vector x[kVectors];
+  for (int i = 0; i < kVectors; ++i) {
+    x[i] = Vector::load(scores + i * Vector::kLanes);
+  }
+  if (first > 0 || last < kKeyBlock) {
+    const Vector unseen = Vector::set(-__builtin_inff());
+    for (int i = 0; i < kVectors; ++i) {
+      const int lane = i * Vector::kLanes;
+      x[i] = Vector::select(first - lane, last - lane, x[i], unseen);
+    }
+  }
+  Vector largest = x[0];
+  for (int i = 1; i < kVectors; ++i) {
+    largest = Vector::max(largest, x[i]);
+  }
+  const float before = tile.part.largest[query];
+  const float here = largest.largest();
+  const float now = here > before ? here : before;
+  const Vector scale = Vector::set(tile.exponent_scale);
+  float* sums = tile.part.sums + std::int64_t{query} * kSumLanes;
+  if (now != before) {
+    tile.part.largest[query] = now;
+    const Vector factor = exp2(Vector::set((before - now) * tile.exponent_scale));
+    scale_row(sums, kSumLanes, factor);
+    scale_row(tile.part.outputs + std::int64_t{query} * tile.padded_dim, tile.padded_dim, factor);
+  }
+  const Vector offset = Vector::set(-now * tile.exponent_scale);
+  for (int i = 0; i < kVectors; ++i) {
+    x[i] = exp2(Vector::fma(x[i], scale, offset));
+  }
+  constexpr int kSumVectors = kSumLanes / Vector::kLanes;
+  for (int j = 0; j < kSumVectors; ++j) {
+    Vector sum = Vector::load(sums + j * Vector::kLanes);
+    for (int i = j; i < kVectors; i += kSumVectors) {
+      sum = sum + x[i];
+    }
+    sum.store(sums + j * Vector::kLanes);
+  }
+  Weights::store(tile, query, x);
+}
+
+template <class Vector, class Weights>
+void weigh(const AttentionTile& tile, std::int64_t block_start) {
+  for (int token = 0; token < tile.num_tokens; ++token) {
+    const std::int64_t end = tile.first_position + token + 1 - block_start;
+    const std::int64_t begin = end - tile.window;
+    const int last = static_cast<int>(end < kKeyBlock ? end : kKeyBlock);
+    const int first = static_cast<int>(begin < 0 ? 0 : (begin < kKeyBlock ? begin : kKeyBlock));
+    for (int i = 0; i < tile.group; ++i) {
+      const int query = token * tile.group + i;
+      if (first < last) {
+        weigh_row<Vector, Weights>(tile, query, first, last);
+      } else {
+        const Vector nothing[kKeyVectors<Vector>] = {};
+        Weights::store(tile, query, nothing);
+      }
+    }
+  }
+}
+
+template <class Vector>
+void merge(const AttentionTile& tile, const PartialResult& part, const PartialResult& total) {
+  for (int query = 0; query < tile.num_queries; ++query) {
+    const float a = total.largest[query];
+    const float b = part.largest[query];
+    const float now = b > a ? b : a;
+    total.largest[query] = now;
+    const Vector of_total = exp2(Vector::set((a - now) * tile.exponent_scale));
+    const Vector of_part = exp2(Vector::set((b - now) * tile.exponent_scale));
+    const auto add = [&](const float* from, float* to, int size) {
+      for (int i = 0; i < size; i += Vector::kLanes) {
+        (Vector::load(to + i) * of_total + Vector::load(from + i) * of_part).store(to + i);
+      }
+    };
+    add(part.sums + std::int64_t{query} * kSumLanes, total.sums + std::int64_t{query} * kSumLanes,
+        kSumLanes);
+    add(part.outputs + std::int64_t{query} * tile.padded_dim,
+        total.outputs + std::int64_t{query} * tile.padded_dim, tile.padded_dim);
+  }
+}
+
+template <class Vector>
+void finish(const AttentionTile& tile, const PartialResult& total, const OutputRows& out) {
+  for (int query = 0; query < tile.num_queries; ++query) {
+    Vector sum = Vector::set(0.0F);
+    for (int i = 0; i < kSumLanes; i += Vector::kLanes) {
+      sum = sum + Vector::load(total.sums + std::int64_t{query} * kSumLanes + i);
+    }
+    const Vector factor = Vector::set(1.0F / sum.sum());
+    const float* outputs = total.outputs + std::int64_t{query} * tile.padded_dim;
+    const std::int64_t start =
+        query / tile.group * out.stride + std::int64_t{query % tile.group} * tile.head_dim;
+    for (int i = 0; i < tile.head_dim; i += Vector::kLanes) {
+      const int left = tile.head_dim - i;
+      const std::int64_t count = left < Vector::kLanes ? left : Vector::kLanes;
+      const Vector value = Vector::load(outputs + i) * factor;
+      if (out.type == Type::kF32) {
+        value.store_first(static_cast<float*>(out.data) + start + i, count);
+      } else {
+        value.store_bf16_first(static_cast<std::uint16_t*>(out.data) + start + i, count);
+      }
+    }
+  }
+}
+
+}  // namespace antiphon::kernels::attention_templates
