@@ -188,3 +188,32 @@ async def test_white_space_is_bounded_however_much_the_model_likes_it(
     assert SchemaOracle(schema).accepts_text(output.text)
     runs = [len(run) for run in OUTSIDE_OF_STRINGS.findall(output.text)]
     assert max(runs, default=0) == (0 if compact else 16)
+
+
+async def test_a_model_that_loves_blanks_of_one_byte_ends_well_within_its_tokens(
+    tiny: RunningServer,
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "title": {"type": "string", "maxLength": 20},
+            "tags": {"type": "array", "items": {"enum": list("abc")}, "minItems": 1, "maxItems": 3},
+            "ok": {"type": "boolean"},
+        },
+        "required": ["title", "tags", "ok"],
+        "additionalProperties": False,
+    }
+    request = request_for(SamplingParams())
+    request.config.CopyFrom(guided(Constraint(json_schema=json.dumps(schema)), 1, temperature=0))
+    request.config.stop.max_output_tokens = 256
+    (blank_id,) = tiny.model.tokenizer.encode(
+        " ", add_special_tokens=False, allow_special_tokens=False
+    )
+    request.config.sampling.logit_bias[blank_id] = 100
+
+    answer = await ask(tiny, request)
+
+    # Lines may be broken at eight places, with 16 blanks each; elsewhere one is allowed.
+    assert answer.output.finish_reason == STOP
+    assert SchemaOracle(schema).accepts_text(answer.text)
+    assert answer.usage.output_tokens < 192

@@ -18,7 +18,7 @@ def array_inside(shape: ArrayShape, run: ArrayRun | None, book: RuleBook, rule_o
 
 def _listed(shape: ArrayShape, book: RuleBook, rule_of: RuleOf) -> str:
     """The first items one by one, then as many others as there may be."""
-    comma = book.fixed(",")
+    comma = book.separator(",")
     num_first = len(shape.first)
     has_rest = shape.high is None or shape.high > num_first
     inside = ""
@@ -39,7 +39,7 @@ def _listed(shape: ArrayShape, book: RuleBook, rule_of: RuleOf) -> str:
 
 def _run(run: ArrayRun, book: RuleBook, rule_of: RuleOf) -> str:
     """A rule for each state, of all that may follow; the first item has no comma in front."""
-    comma = book.fixed(",")
+    comma = book.separator(",")
     rules = [book.new_rule() for _ in run.edges]
     for state, edges in enumerate(run.edges):
         options = [f"{comma} {rule_of(edge.goal)} {rules[edge.target]}" for edge in edges]

@@ -1,13 +1,17 @@
 """Writes planned shapes as one Lark grammar."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from antiphon_server.constraints.json_schema.goals import Goal
 from antiphon_server.constraints.json_schema.lark_arrays import array_inside
 from antiphon_server.constraints.json_schema.lark_numbers import number_body
 from antiphon_server.constraints.json_schema.lark_objects import object_inside
-from antiphon_server.constraints.json_schema.lark_rules import LarkRules, RuleBook
+from antiphon_server.constraints.json_schema.lark_rules import (
+    MAX_WITHIN_LINE,
+    LarkRules,
+    RuleBook,
+)
 from antiphon_server.constraints.json_schema.plan_shapes import PlannedShapes
 from antiphon_server.constraints.json_schema.shapes import (
     ArrayShape,
@@ -28,6 +32,8 @@ _FIRSTS: Final = {
     ArrayShape: "[",
 }
 """What texts begin with, by their shape."""
+_MAX_AT_START: Final = 2
+"""White space in front of a whole text: as much as models write behind their thinking."""
 
 
 def write_grammar(
@@ -45,7 +51,7 @@ def write_grammar(
         ConstraintTooComplexError: the grammar is too long.
     """
     writer = _Writer(planned, book)
-    start = writer.write(root) if begins_with_blank else writer.write_without_blank(root)
+    start = writer.write(root, max_blank=_MAX_AT_START if begins_with_blank else 0)
     shapes = planned.by_goal[root]
     return LarkRules(
         start,
@@ -54,6 +60,14 @@ def write_grammar(
         may_be_number=any(isinstance(shape, NumberShape) for shape in shapes),
         by_character=writer.by_character,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A value where so much white space may stand in front of it."""
+
+    goal: Goal
+    max_blank: int
 
 
 class _Writer:
@@ -65,40 +79,42 @@ class _Writer:
             for shapes in planned.by_goal.values()
             for shape in shapes
         )
-        self._names: dict[Goal, str] = {}
-        self._waiting: list[Goal] = []
+        self._names: dict[_Place, str] = {}
+        self._waiting: list[_Place] = []
 
-    def write(self, root: Goal) -> str:
-        """Defines all rules and returns the root's."""
-        start = self._rule_of(root)
-        self._write_waiting()
-        return start
+    def write(self, root: Goal, *, max_blank: int) -> str:
+        """Defines all rules and returns one for the root that only it is under.
 
-    def write_without_blank(self, root: Goal) -> str:
-        """Does the same with a rule for the root that only it is under."""
+        Args:
+            root: What all is.
+            max_blank: White-space characters that may stand in front of all of it.
+        """
         start = self._book.new_rule()
-        with self._book.without_blank():
-            openings = [self._opening(shape) for shape in self._planned.by_goal[root]]
-        self._define(start, root, openings)
-        self._write_waiting()
+        self._define(start, _Place(root, max_blank))
+        while self._waiting:
+            place = self._waiting.pop()
+            self._define(self._names[place], place)
         return start
 
-    def _write_waiting(self) -> None:
-        while self._waiting:
-            goal = self._waiting.pop()
-            openings = [self._opening(shape) for shape in self._planned.by_goal[goal]]
-            self._define(self._names[goal], goal, openings)
-
-    def _define(self, rule: str, goal: Goal, openings: Sequence[str]) -> None:
-        shapes = self._planned.by_goal[goal]
-        bodies = map(self._body, shapes, openings)
-        self._book.define(rule, " | ".join(bodies))
+    def _define(self, rule: str, place: "_Place") -> None:
+        shapes = self._planned.by_goal[place.goal]
+        with self._book.less_blank(place.max_blank):
+            openings = [self._opening(shape) for shape in shapes]
+        self._book.define(rule, " | ".join(map(self._body, shapes, openings)))
 
     def _rule_of(self, goal: Goal) -> str:
-        if goal not in self._names:
-            self._names[goal] = self._book.new_rule()
-            self._waiting.append(goal)
-        return self._names[goal]
+        """Returns the rule of a value on which a line may begin."""
+        return self._rule_at(_Place(goal, self._book.max_blank))
+
+    def _rule_of_member(self, goal: Goal) -> str:
+        """Returns the rule of a value behind a name."""
+        return self._rule_at(_Place(goal, min(MAX_WITHIN_LINE, self._book.max_blank)))
+
+    def _rule_at(self, place: "_Place") -> str:
+        if place not in self._names:
+            self._names[place] = self._book.new_rule()
+            self._waiting.append(place)
+        return self._names[place]
 
     def _opening(self, shape: Shape) -> str:
         """The bracket of an object or array; all of another value."""
@@ -120,7 +136,7 @@ class _Writer:
     def _body(self, shape: Shape, opening: str) -> str:
         match shape:
             case ObjectShape():
-                return f"{opening} {object_inside(shape, self._book, self._rule_of)}"
+                return f"{opening} {object_inside(shape, self._book, self._rule_of_member)}"
             case ArrayShape():
                 run = self._planned.runs.get(shape)
                 return f"{opening} {array_inside(shape, run, self._book, self._rule_of)}"

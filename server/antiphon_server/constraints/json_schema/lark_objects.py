@@ -22,7 +22,7 @@ class _ObjectWriter:
     def __init__(self, shape: ObjectShape, book: RuleBook, rule_of: RuleOf) -> None:
         self._book = book
         self._shape = shape
-        self._comma = book.fixed(",")
+        self._comma = book.separator(",")
         self._members = [
             f"{book.name(literal(member.name))} {rule_of(member.goal)}" for member in shape.members
         ]

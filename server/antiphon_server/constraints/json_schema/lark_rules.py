@@ -3,11 +3,16 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from antiphon_server.constraints.json_schema.limits import PlanLimits
 from antiphon_server.constraints.languages.lark_text import escape_regex, string_texts
 from antiphon_server.constraints.languages.terms import Term
 from antiphon_server.constraints.refusals import ConstraintTooComplexError
+
+MAX_WITHIN_LINE: Final = 1
+"""White space in front of a comma, and on either side of a colon, where nobody breaks a line. A
+model that loves blanks takes all that it may have, so this bounds most of what it can waste."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,8 @@ class RuleBook:
 
     def __init__(self, *, prefix: str, max_blank: int, limits: PlanLimits) -> None:
         self._prefix = prefix
-        self._blank = rf"/[\x20\t\n\r]{{0,{max_blank}}}/ " if max_blank else ""
+        self.max_blank = max_blank
+        """White-space characters that stand in front of what is defined."""
         self._limits = limits
         self._terminals: dict[str, str] = {}
         self._rules: dict[str, str] = {}
@@ -42,11 +48,11 @@ class RuleBook:
         self._num_names = 0
 
     @contextmanager
-    def without_blank(self) -> Iterator[None]:
-        """Has what is defined meanwhile begin without white space in front."""
-        blank, self._blank = self._blank, ""
+    def less_blank(self, most: int) -> Iterator[None]:
+        """Has what is defined meanwhile begin with so much white space in front at most."""
+        before, self.max_blank = self.max_blank, min(most, self.max_blank)
         yield
-        self._blank = blank
+        self.max_blank = before
 
     def new_rule(self) -> str:
         """Returns the name of a rule that is still to be defined."""
@@ -64,7 +70,7 @@ class RuleBook:
 
     def terminal(self, expression: str, *, after_blank: bool = True) -> str:
         """Returns the name of the terminal of an expression, with white space in front of it."""
-        body = (self._blank if after_blank else "") + expression
+        body = (self._blank() if after_blank else "") + expression
         name = self._terminals.get(body)
         if name is None:
             name = f"{self._prefix.upper()}T{len(self._terminals) + 1}"
@@ -76,21 +82,30 @@ class RuleBook:
         """Returns the name of the terminal of one text."""
         return self.terminal(f"/{escape_regex(text)}/")
 
+    def separator(self, text: str) -> str:
+        """Returns the name of the terminal of a comma or colon."""
+        with self.less_blank(MAX_WITHIN_LINE):
+            return self.fixed(text)
+
     def string(self, language: Term) -> str:
         """Returns the JSON strings whose contents are in a language, as a part of a rule."""
-        texts = string_texts(language, before=self._blank)
+        texts = string_texts(language, before=self._blank())
         names = [self.terminal(text, after_blank=False) for text in texts]
         return names[0] if len(names) == 1 else f"({' | '.join(names)})"
 
     def name(self, language: Term) -> str:
         """Returns the same with the colon that stands behind a member's name."""
-        return f"{self.string(language)} {self.fixed(':')}"
+        return f"{self.string(language)} {self.separator(':')}"
 
     def finish(self) -> str:
         """Returns the text of all that was collected."""
         lines = [f"{name}: {body}" for name, body in self._rules.items()]
         lines.extend(f"{name}: {body}" for body, name in self._terminals.items())
         return "\n".join(lines) + "\n"
+
+    def _blank(self) -> str:
+        most = self.max_blank
+        return rf"/[\x20\t\n\r]{{0,{most}}}/ " if most else ""
 
     def _count(self, body: str) -> None:
         self._size_bytes += len(body.encode())

@@ -114,7 +114,19 @@ def test_a_pattern_without_anchors_is_searched_for():
 def test_white_space_has_a_bound_or_there_is_none():
     schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "null"}}}}
     bounded = texts_of(schema, max_blank=3)
-    assert bounded.has('{ \n "a"\t: [ null ,  null ]  }')
+    assert bounded.has('{ \n "a"\t: [\n  null ,   null ]   }')
     assert not bounded.has('{    "a":[]}')
     assert not bounded.has('{"a":[]} ')
     assert not texts_of(schema, max_blank=0).has('{"a": []}')
+
+
+def test_white_space_where_nobody_breaks_a_line_has_a_smaller_bound():
+    schema = {"type": "object", "additionalProperties": {"type": "array", "items": {"$ref": "#"}}}
+    texts = texts_of(schema, max_blank=16)
+    assert texts.has(' \n{"a" : [ {} ,\n        {}]\n, "b":[]}')
+    assert not texts.has('{"a"  :[]}')
+    assert not texts.has('{"a":  []}')
+    assert not texts.has('{"a":[]  ,"b":[]}')
+    assert not texts.has('{"a":[{}  ,{}]}')
+    assert not texts.has("   {}")
+    assert texts.has('{"a":[' + " " * 16 + "{}]}")
