@@ -209,6 +209,11 @@ def _check_kinds(config: GenerationConfig, path: str, violations: Violations) ->
             violations.add(f"{path}.tool_choice.mode", f"must be a known mode, is {choice.mode}")
         elif choice.WhichOneof("choice") == "tool_name" and not choice.tool_name:
             violations.add(f"{path}.tool_choice.tool_name", "must not be empty")
+        if choice.WhichOneof("choice") == "tool_name" and choice.parallel_calls:
+            violations.add(
+                f"{path}.tool_choice.parallel_calls",
+                "does not go with tool_name, which asks for exactly one call",
+            )
 
 
 def _check_constraint(

@@ -95,7 +95,7 @@ def plan_calls(text: str, rules_of: RulesOf) -> Grammar:
     writer = _Writer(constraint.wording)
     lines = [f"start: {writer.start(constraint.choice)}", *writer.texts()]
     if constraint.choice is not CallChoice.NONE:
-        lines.append(writer.calls(several=constraint.takes_several, choice=constraint.choice))
+        lines.append(writer.calls(most=most_calls(constraint)))
         lines += _call_rules(constraint, rules_of, writer)
     return Grammar(
         backend=GrammarBackend.LLGUIDANCE, kind=GrammarKind.LARK, text="\n".join(lines) + "\n"
@@ -122,6 +122,30 @@ def _rules_of_tool(tool: OfferedTool, index: int, rules_of: RulesOf) -> Argument
             f"[{tool.index}].parameters_json_schema#{error.path}",
             f"tool {tool.name!r}: {error.message}",
         ) from error
+
+
+def most_calls(constraint: ToolsConstraint) -> int | None:
+    """Returns how many calls an answer may have; None: any number.
+
+    Where no tool takes arguments, there are as many different calls as tools. More of them would
+    only say the same again, which a model that may say nothing else is prone to do.
+    """
+    if constraint.choice is CallChoice.ONE or not constraint.takes_several:
+        return 1
+    if all(_takes_no_arguments(tool.schema) for tool in constraint.tools):
+        return len(constraint.tools)
+    return None
+
+
+def _takes_no_arguments(schema: str) -> bool:
+    """Whether arguments are {} by all means, as far as it can be seen at once."""
+    try:
+        value = json.loads(schema or _NO_PARAMETERS)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(value, dict) or value.get("properties") or value.get("patternProperties"):
+        return False
+    return value.get("additionalProperties") is False or value.get("maxProperties") == 0
 
 
 def arguments_schema(schema: str) -> str:
@@ -199,10 +223,11 @@ class _Writer:
             lines.append(f"text_and_opener[lazy]: /(?s:.*){opener}/")
         return lines
 
-    def calls(self, *, several: bool, choice: CallChoice) -> str:
-        """Returns the rule for calls, up to the end."""
+    def calls(self, *, most: int | None) -> str:
+        """Returns the rule for calls, up to the end; None: for any number of them."""
         separator = self.literal(self._wording.separator)
-        more = f" ({separator} call)*" if several and choice is not CallChoice.ONE else ""
+        times = "*" if most is None else f"{{0,{most - 1}}}"
+        more = "" if most == 1 else f" ({separator} call){times}"
         return f"calls: call{more} {self.literal(self._wording.closer)}".rstrip()
 
     @property
@@ -237,10 +262,11 @@ def find_fault_in_calls(
     fewest = int(constraint.choice in (CallChoice.REQUIRED, CallChoice.ONE))
     if len(calls) < fewest:
         return "it calls no tool"
-    if len(calls) > 1 and (constraint.choice is CallChoice.ONE or not constraint.takes_several):
-        return f"it has {len(calls)} calls, and one is allowed"
     if calls and constraint.choice is CallChoice.NONE:
         return "it calls a tool"
+    most = most_calls(constraint)
+    if most is not None and len(calls) > most:
+        return f"it has {len(calls)} calls; the limit is {most}"
     for name, arguments in calls:
         if name not in schemas:
             return f"the tool {name!r} may not be called"

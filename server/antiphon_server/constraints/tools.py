@@ -41,11 +41,15 @@ def tools_constraint(
     constraint = ToolsConstraint(
         tools=tuple(offered),
         choice=CallChoice.ONE if named else _CHOICES.get(choice.mode, CallChoice.FREE),
-        takes_several=habits.takes_several_calls,
+        takes_several=habits.takes_several_calls and _may_be_several(choice),
         wording=_wording_of(habits.tools, offered, model.tokenizer),
     )
     text = msgspec.json.encode(constraint).decode()
     return ConstraintRequest(kind=ConstraintKind.TOOLS, text=text)
+
+
+def _may_be_several(choice: ToolChoice) -> bool:
+    return not choice.HasField("parallel_calls") or choice.parallel_calls
 
 
 def _wording_of(

@@ -122,9 +122,8 @@ async def test_arguments_keep_to_their_schema_whatever_the_model_wants(
 async def test_a_tool_without_parameters_is_called_with_an_empty_object(
     model: CallingModel, tool: Tool, choice: ToolChoice
 ) -> None:
-    # A model that likes blanks too much, where nothing but the call may be said.
-    arguments = "{" + " " * 200 if choice.tool_name else "{}"
-    model.wants(model.write([("clock_now", arguments)]))
+    # A model that likes blanks too much.
+    model.wants(model.write([("clock_now", "{" + " " * 200)]))
 
     answer = await ask(model.server, request(config(choice, max_tokens=64), tools=[tool]))
     output = answer.output
@@ -135,6 +134,37 @@ async def test_a_tool_without_parameters_is_called_with_an_empty_object(
     # With the end token, and a blank wherever one may be.
     least = model.encode(model.write([("clock_now", "{}")]))
     assert answer.usage.output_tokens <= len(least) + MAX_BLANKS + 1
+
+
+async def test_a_model_that_calls_on_and_on_calls_a_tool_without_parameters_once(
+    model: CallingModel,
+) -> None:
+    model.wants(model.write([("clock_now", "{}")] * 9))
+
+    answer = await ask(model.server, request(config(REQUIRED, max_tokens=64), tools=[CLOCK]))
+
+    assert calls_of(answer.output) == [("clock_now", "{}")]
+    assert answer.output.finish_reason == CALLED
+
+
+@pytest.mark.parametrize("mode", [ToolChoice.MODE_AUTO, ToolChoice.MODE_REQUIRED])
+async def test_one_call_where_several_are_not_allowed(model: CallingModel, mode: int) -> None:
+    model.wants(model.write([*BERN, *BERN]))
+    choice = ToolChoice(mode=mode, parallel_calls=False)
+
+    output = await ask_every_way(model.server, request(config(choice)))
+
+    assert calls_of(output) == list(BERN)
+    assert output.finish_reason == CALLED
+
+
+async def test_several_calls_where_they_are_asked_for(model: CallingModel) -> None:
+    model.wants(model.write(model.calls))
+    choice = ToolChoice(mode=ToolChoice.MODE_REQUIRED, parallel_calls=True)
+
+    output = await ask_every_way(model.server, request(config(choice)))
+
+    assert calls_of(output) == list(model.calls)
 
 
 async def test_a_tool_that_is_not_on_offer_is_not_called(model: CallingModel) -> None:

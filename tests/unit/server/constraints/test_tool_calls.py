@@ -15,6 +15,7 @@ from antiphon_server.constraints.tool_calls import (
     CallWording,
     OfferedTool,
     ToolsConstraint,
+    find_fault_in_calls,
     plan_calls,
 )
 from antiphon_server.text.output_channels import Channel, ChannelSpec, OutputChannels
@@ -102,6 +103,48 @@ def test_calls_are_what_the_choice_says(tools: ToolFormat) -> None:
         assert (texts.has(said), texts.has(one), texts.has(two)) == expected, choice
     alone = texts_of(tools, takes_several=False)
     assert (alone.has(one), alone.has(two)) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("schemas", "most"),
+    [
+        ([""], 1),
+        (['{"properties":{},"additionalProperties":false}'], 1),
+        (['{"type":"object","maxProperties":0}', ""], 2),
+        (["", CITY], None),
+        (['{"type":"object"}'], None),
+        (['{"additionalProperties":false,"properties":{"a":{}}}'], None),
+        (['{"additionalProperties":false,"patternProperties":{"a":{}}}'], None),
+    ],
+)
+def test_there_are_no_more_calls_than_different_ones(schemas: list[str], most: int | None) -> None:
+    offered = [
+        OfferedTool(index=index, name=f"t{index}", schema=schema)
+        for index, schema in enumerate(schemas)
+    ]
+    texts = texts_of(HERMES, CallChoice.REQUIRED, offered=offered)
+    call = ("t0", '{"city": "Bern"}' if schemas[0] == CITY else "{}")
+
+    allowed = [number for number in range(1, 5) if texts.has(written(HERMES, *[call] * number))]
+
+    assert allowed == list(range(1, 5 if most is None else most + 1))
+
+
+def test_more_calls_than_there_may_be_are_found() -> None:
+    constraint = ToolsConstraint(
+        tools=(OfferedTool(index=0, name="now", schema=""),),
+        choice=CallChoice.REQUIRED,
+        takes_several=True,
+        wording=CallWording(opener="<", heads=("",), tail="", separator="", closer=""),
+    )
+    text = msgspec.json.encode(constraint).decode()
+
+    def fault_in(*calls: tuple[str, str]) -> str:
+        return find_fault_in_calls(text, json.dumps(calls), lambda *_: None)
+
+    assert fault_in(NOW) == ""
+    assert fault_in() == "it calls no tool"
+    assert fault_in(NOW, NOW) == "it has 2 calls; the limit is 1"
 
 
 @pytest.mark.parametrize("tools", TOOL_FORMATS, ids=lambda tools: tools.name)

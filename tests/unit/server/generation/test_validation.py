@@ -204,6 +204,11 @@ def test_all_faults_are_told_at_once(model: ServedModel) -> None:
         (GenerationConfig(tool_choice=ToolChoice()), "tool_choice"),
         (GenerationConfig(tool_choice=ToolChoice(mode=9)), "tool_choice.mode"),  # type: ignore[arg-type]
         (GenerationConfig(tool_choice=ToolChoice(tool_name="")), "tool_choice.tool_name"),
+        (GenerationConfig(tool_choice=ToolChoice(parallel_calls=False)), "tool_choice"),
+        (
+            GenerationConfig(tool_choice=ToolChoice(tool_name="clock", parallel_calls=True)),
+            "tool_choice.parallel_calls",
+        ),
     ],
 )
 def test_choices_that_were_not_made_are_refused(
