@@ -60,7 +60,10 @@ def _render(prompt: Prompt, model: ServedModel, path: str, reasoning: bool | Non
     if kind == "conversation":
         conversation = prompt.conversation
         rendered = model.renderer.render_conversation(
-            conversation.items, tools=conversation.tools, reasoning=reasoning
+            conversation.items,
+            tools=conversation.tools,
+            reasoning=reasoning,
+            path=join_path(path, "conversation"),
         )
     else:
         rendered = model.renderer.render_text(

@@ -33,6 +33,7 @@ _RETRY_DELAY_S: Final = 1.0
 _ANSWER_LIMIT_S: Final = 60.0
 """How long an answer may take: the time in line and a start of the process are in it."""
 _NUM_TRIES: Final = 2
+_KINDS_WITH_POINTERS: Final = JSON_KINDS | {ConstraintKind.TOOLS}
 
 _Found = Known | TooComplex | Overrun | Died
 
@@ -196,16 +197,7 @@ def _refusal(
     """Returns the error for a constraint that is not taken."""
     field_path = f"{path}.{kind.value}"
     if isinstance(found, Refused):
-        # Pointers are told as fragments, so that the one to the whole can be seen.
-        is_pointer = kind in JSON_KINDS and found.path[:1] in ("", "/")
-        place = f"#{found.path}" if is_pointer else found.path or "all of it"
-        description = f"{place}: {found.message}"
-        return AntiphonError(
-            ErrorReason.UNSUPPORTED_CONSTRAINT,
-            f"{field_path}: {description}",
-            metadata={"field": field_path, "path": place},
-            violations=[FieldViolation(field_path, description)],
-        )
+        return _unsupported(found, kind, field_path)
     metadata = {"field": field_path}
     if isinstance(found, TooComplex):
         message, metadata = found.message, {**metadata, **found.metadata}
@@ -221,6 +213,24 @@ def _refusal(
         metadata["limit_bytes"] = str(limits.memory_bytes)
     return AntiphonError(
         ErrorReason.CONSTRAINT_TOO_COMPLEX, f"{field_path}: {message}", metadata=metadata
+    )
+
+
+def _unsupported(found: Refused, kind: ConstraintKind, field_path: str) -> AntiphonError:
+    place = found.path
+    if kind is ConstraintKind.TOOLS:
+        # It begins with the tool and the field of it.
+        element, _, place = place.partition("#")
+        field_path += element
+    if kind in _KINDS_WITH_POINTERS and place[:1] in ("", "/"):
+        # Pointers are told as fragments, so that the one to the whole can be seen.
+        place = f"#{place}"
+    description = f"{place or 'all of it'}: {found.message}"
+    return AntiphonError(
+        ErrorReason.UNSUPPORTED_CONSTRAINT,
+        f"{field_path}: {description}",
+        metadata={"field": field_path, "path": place or "all of it"},
+        violations=[FieldViolation(field_path, description)],
     )
 
 

@@ -21,6 +21,7 @@ from antiphon_server.text.template_messages import (
     to_template_tools,
 )
 from antiphon_server.text.tokenizer import Tokenizer
+from antiphon_server.validation_fields import join_path
 
 _CHARACTERS_PER_TOKEN: Final = 16
 """More than prompts have on average; of a text with more for each token of the context, only so
@@ -108,15 +109,23 @@ class PromptRenderer:
         instructions: str = "",
         tools: Sequence[Tool] = (),
         reasoning: bool | None = None,
+        path: str = "",
     ) -> Rendered:
         """The whole conversation, up to where the model's answer begins.
+
+        Args:
+            items: What was said.
+            instructions: What stands before all of it.
+            tools: What the model may call.
+            reasoning: Whether the model is to think; None: as it does by itself.
+            path: The field whose fields `items` and `tools` are, for refusals.
 
         Raises:
             AntiphonError: NO_CHAT_TEMPLATE, TEMPLATE_ERROR, UNSUPPORTED_FEATURE, INVALID_FIELD or
                 CONTEXT_LENGTH_EXCEEDED.
         """
-        around = self._surroundings(tools, reasoning)
-        messages = to_messages(items, instructions=instructions)
+        around = self._surroundings(tools, reasoning, path)
+        messages = to_messages(items, instructions=instructions, path=join_path(path, "items"))
         if not messages:
             raise AntiphonError(ErrorReason.TEMPLATE_ERROR, "the conversation is empty")
         chat = self._render(messages, around)
@@ -214,7 +223,9 @@ class PromptRenderer:
         """The text of an answer, as it is told."""
         return self._tokenizer.decode_answer(token_ids)
 
-    def _surroundings(self, tools: Sequence[Tool], reasoning: bool | None) -> _Surroundings:
+    def _surroundings(
+        self, tools: Sequence[Tool], reasoning: bool | None, path: str = ""
+    ) -> _Surroundings:
         """Checks that the template can do what is asked for."""
         if self._template is None:
             raise AntiphonError(
@@ -227,7 +238,9 @@ class PromptRenderer:
         if reasoning is not None and not self.reasoning:
             raise _lacking("reasoning", "the model's chat template has no switch for thinking")
         return _Surroundings(
-            template=self._template, tools=to_template_tools(tools), reasoning=reasoning
+            template=self._template,
+            tools=to_template_tools(tools, join_path(path, "tools")),
+            reasoning=reasoning,
         )
 
     def _render(self, messages: Sequence[Message], around: _Surroundings) -> RenderedChat:

@@ -13,8 +13,15 @@ Message = dict[str, JsonValue]
 _ROLES = {Role.ROLE_SYSTEM: "system", Role.ROLE_USER: "user", Role.ROLE_ASSISTANT: "assistant"}
 
 
-def to_messages(items: Iterable[Item], *, instructions: str = "") -> list[Message]:
+def to_messages(
+    items: Iterable[Item], *, instructions: str = "", path: str = "items"
+) -> list[Message]:
     """The items as messages; tool calls join the assistant's message in front of them.
+
+    Args:
+        items: What was said.
+        instructions: What stands before all of it.
+        path: The field that the items are in, for refusals.
 
     Raises:
         InvalidRequest: An item has no kind or role, or a call's arguments are no JSON object.
@@ -26,20 +33,20 @@ def to_messages(items: Iterable[Item], *, instructions: str = "") -> list[Messag
     for index, item in enumerate(items):
         match item.WhichOneof("kind"):
             case "message":
-                messages.append(_chat_message(item.message, f"items[{index}].message"))
+                messages.append(_chat_message(item.message, f"{path}[{index}].message"))
             case "tool_call":
                 tool_names[item.tool_call.call_id] = item.tool_call.tool_name
-                call = _tool_call(item.tool_call, f"items[{index}].tool_call")
+                call = _tool_call(item.tool_call, f"{path}[{index}].tool_call")
                 _calls_of_last(messages).append(call)
             case "tool_result":
                 messages.append(_tool_result(item.tool_result, tool_names))
             case _:
-                raise InvalidRequest(FieldViolation(f"items[{index}]", "has no kind set"))
+                raise InvalidRequest(FieldViolation(f"{path}[{index}]", "has no kind set"))
     return messages
 
 
-def to_template_tools(tools: Sequence[Tool]) -> list[Message] | None:
-    """The tools as templates take them; None where there are none.
+def to_template_tools(tools: Sequence[Tool], path: str) -> list[Message] | None:
+    """The tools, which are in the field `path`, as templates take them; None where there are none.
 
     Raises:
         InvalidRequest: A schema is no JSON object.
@@ -52,7 +59,7 @@ def to_template_tools(tools: Sequence[Tool]) -> list[Message] | None:
                 "description": tool.description,
                 "parameters": parse_object(
                     tool.parameters_json_schema or '{"type": "object", "properties": {}}',
-                    f"tools[{index}].parameters_json_schema",
+                    f"{path}[{index}].parameters_json_schema",
                 ),
             },
         }

@@ -78,8 +78,23 @@ async def test_a_pattern_that_no_grammar_has_is_refused_by_tool_place_and_constr
         await hermes.server.inference.Generate(asked, timeout=LIMIT_S)
 
     (violation,) = details_of(caught.value)["BadRequest"].field_violations
-    told = f"{violation.field}: {violation.description}"
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "tools: [1].parameters_json_schema#/properties/code/pattern" in told
-    assert "'look_up'" in told
-    assert construct.partition(" ")[0] in told
+    assert violation.field == "prompt.conversation.tools[1].parameters_json_schema"
+    assert violation.description.startswith("#/properties/code/pattern: tool 'look_up': ")
+    assert construct.partition(" ")[0] in violation.description
+
+
+async def test_a_tools_schema_that_is_no_schema_is_refused_by_its_field(
+    hermes: CallingModel,
+) -> None:
+    places = {"{": "line 1, column 2", "3": "#", '{"type":"obj"}': "#/type"}
+    for schema, place in places.items():
+        asked = request(config(), tools=[WEATHER, Tool(name="x", parameters_json_schema=schema)])
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await hermes.server.inference.Generate(asked, timeout=LIMIT_S)
+
+        (violation,) = details_of(caught.value)["BadRequest"].field_violations
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert violation.field == "prompt.conversation.tools[1].parameters_json_schema"
+        assert violation.description.startswith(f"{place}: tool 'x': ")

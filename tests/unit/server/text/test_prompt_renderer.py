@@ -258,9 +258,9 @@ def test_malformed_items_are_refused_by_field(renderer_of, byte_level, items, to
     renderer = renderer_of(byte_level, chat_templates.CHATML_WITH_TOOLS)
 
     with pytest.raises(InvalidRequest) as raised:
-        renderer.render_conversation(items, tools=tools)
+        renderer.render_conversation(items, tools=tools, path="prompt")
 
-    assert [violation.field for violation in raised.value.violations] == [field]
+    assert [violation.field for violation in raised.value.violations] == [f"prompt.{field}"]
 
 
 @pytest.mark.parametrize(
