@@ -4,10 +4,11 @@ import argparse
 import difflib
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module, metadata
 from typing import Final, Protocol, cast
 
-from antiphon_cli.outcome import FAILED, INTERRUPTED, WRONG_USE, complain, complain_of
+from antiphon_cli.outcome import FAILED, INTERRUPTED, WRONG_USE, complain, reason_of
 from antiphon_cli.standard_streams import keep_grpc_quiet, let_go_of_broken, prepare
 
 COMMANDS: Final = {
@@ -64,6 +65,26 @@ def main(argv: Sequence[str] | None = None, *, load: Callable[[str], Command] | 
     """
     prepare()
     words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _dispatch(words, load or _load)
+        # What is still held back is written here, where a failure of that can be told.
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # Whoever read the output has left.
+        return INTERRUPTED
+    except OSError as error:
+        return _end_with(f"can't go on: {reason_of(error)}", FAILED)
+    except UnicodeError:
+        return _end_with(
+            f"what was given is no text in {sys.stdin.encoding}, which the locale names", WRONG_USE
+        )
+    finally:
+        let_go_of_broken()
+    return status
+
+
+def _dispatch(words: Sequence[str], load: Callable[[str], Command]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(_usage(), end="")
         return 0 if words else WRONG_USE
@@ -75,7 +96,7 @@ def main(argv: Sequence[str] | None = None, *, load: Callable[[str], Command] | 
         hint = f"did you mean `antiphon {near[0]}`?" if near else "`antiphon --help` lists them"
         complain(f"there is no command {words[0]!r}; {hint}")
         return WRONG_USE
-    return _run(words[0], words[1:], load or _load)
+    return _run(words[0], words[1:], load)
 
 
 def _run(name: str, words: Sequence[str], load: Callable[[str], Command]) -> int:
@@ -90,21 +111,13 @@ def _run(name: str, words: Sequence[str], load: Callable[[str], Command]) -> int
         allow_abbrev=False,
     )
     command.add_arguments(parser)
-    arguments = parser.parse_args(words)
-    try:
-        return command.run(arguments)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:  # Whoever read the output has left.
-        return INTERRUPTED
-    except OSError as error:
-        complain_of(error, before="can't go on: ")
-        return FAILED
-    except UnicodeError:
-        complain(f"what was given is no text in {sys.stdin.encoding}, which the locale names")
-        return WRONG_USE
-    finally:
-        let_go_of_broken()
+    return command.run(parser.parse_args(words))
+
+
+def _end_with(complaint: str, status: int) -> int:
+    with suppress(BrokenPipeError):  # Nobody may be left to hear of it.
+        complain(complaint)
+    return status
 
 
 def _load(name: str) -> Command:

@@ -14,9 +14,13 @@ def complain(text: str) -> None:
     print(f"antiphon: {text}", file=sys.stderr, flush=True)
 
 
-def complain_of(error: Exception, *, before: str = "") -> None:
-    """Writes one line on an error to standard error; of the system's, which file and why."""
-    text = str(error)
+def complain_of(error: Exception) -> None:
+    """Writes one line on an error to standard error."""
+    complain(reason_of(error))
+
+
+def reason_of(error: Exception) -> str:
+    """Returns what an error says; one of the system's, which file and why."""
     if isinstance(error, OSError) and error.strerror:
-        text = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
-    complain(before + text)
+        return ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+    return str(error)

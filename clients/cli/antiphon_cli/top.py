@@ -20,7 +20,8 @@ from antiphon_cli.engine_view import EngineView
 from antiphon_cli.failures import explain, report
 from antiphon_cli.key_reading import reading_keys
 from antiphon_cli.outcome import WRONG_USE, complain, complain_of
-from antiphon_client import AdminClient, ServerError
+from antiphon_cli.output_console import OutputConsole
+from antiphon_client import AdminClient, ClientOptions, ServerError
 
 DESCRIPTION = """\
 Shows what an engine does, live: who runs and waits, how full the KV cache is, how much is reused,
@@ -66,8 +67,13 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return WRONG_USE
     try:
-        asyncio.run(_watch(arguments))
+        options = options_of(arguments)
     except (OSError, ValueError) as error:
+        complain_of(error)
+        return WRONG_USE
+    try:
+        asyncio.run(_watch(arguments, options))
+    except ValueError as error:
         complain_of(error)
         return WRONG_USE
     except ServerError as error:
@@ -75,10 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _watch(arguments: argparse.Namespace) -> None:
-    console = Console(highlight=False)
+async def _watch(arguments: argparse.Namespace, options: ClientOptions) -> None:
+    console = OutputConsole()
     is_screen = console.is_terminal and not console.is_dumb_terminal
-    async with AdminClient(arguments.target, options_of(arguments)) as client:
+    async with AdminClient(arguments.target, options) as client:
         if is_screen and not (arguments.once or arguments.json):
             await _draw(client, arguments, console)
         else:

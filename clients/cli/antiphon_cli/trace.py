@@ -5,11 +5,11 @@ import json
 
 from antiphon.v1 import session_pb2
 from google.protobuf import json_format
-from rich.console import Console
 
 from antiphon_cli.connection_flags import add_connection, connect
 from antiphon_cli.failures import report
 from antiphon_cli.outcome import FAILED, WRONG_USE, complain, complain_of
+from antiphon_cli.output_console import OutputConsole
 from antiphon_cli.session_text import full_name, full_turn_name
 from antiphon_cli.timeline import Timeline
 from antiphon_client import ServerError, SyncClient
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(_plain(turn)))
         return 0
-    Console(highlight=False).print(Timeline(turn))
+    OutputConsole().print(Timeline(turn))
     if not turn.timings.ListFields():
         complain("nothing is kept of its times: it has not ended, or no engine has worked on it")
     return 0

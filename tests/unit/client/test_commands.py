@@ -6,7 +6,13 @@ import sys
 from asyncio.subprocess import PIPE
 
 import pytest
-from antiphon.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from antiphon.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    inference_pb2,
+    inference_pb2_grpc,
+    types_pb2,
+)
 from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2
 from grpc import StatusCode
@@ -156,11 +162,22 @@ async def test_generate_reads_standard_input():
     assert servicer.requests[0].prompt == types_pb2.Prompt(text="from a pipe")
 
 
-async def test_a_reader_that_leaves_early_ends_generate_without_a_word():
-    async with serving(inference=Answering()) as target:
-        words = [sys.executable, "-m", "antiphon_cli.main", "generate", "--target", target, "x"]
+class Looking(admin_pb2_grpc.AdminServiceServicer):
+    async def WatchEngineStats(self, request, context):
+        while True:
+            yield admin_pb2.EngineStats(model="models/tiny")
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    "words", [["generate", "x"], ["top", "--interval", "0.1"], ["top", "--json"], ["--help"]]
+)
+async def test_a_reader_that_leaves_early_ends_a_command_without_a_word(words):
+    async with serving(inference=Answering(), admin=Looking()) as target:
+        connection = [] if words == ["--help"] else ["--target", target]
+        command = [sys.executable, "-m", "antiphon_cli.main", *words, *connection]
         ours, theirs = os.pipe()
-        process = await asyncio.create_subprocess_exec(*words, stdout=theirs, stderr=PIPE)
+        process = await asyncio.create_subprocess_exec(*command, stdout=theirs, stderr=PIPE)
         os.close(theirs)
         os.close(ours)
         _, complaints = await process.communicate()
