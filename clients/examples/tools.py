@@ -3,6 +3,7 @@
 import sys
 
 from antiphon.v1.session_pb2 import Session
+from antiphon.v1.types_pb2 import GenerationConfig, ToolChoice
 
 from antiphon_client import SyncClient, tool
 
@@ -20,10 +21,14 @@ def weather(arguments):
 
 
 def main(target="127.0.0.1:50051"):
-    """Asks, answers the calls that come, and prints what is said."""
+    """Asks, answers the calls that come, and prints what is said.
+
+    A small model left to itself may write its call as plain text, so the first turn has to call.
+    """
+    has_to = GenerationConfig(tool_choice=ToolChoice(tool_name="weather"))
     settings = Session(tools=[tool("weather", "Tells how warm it is in a city.", CITY)])
     with SyncClient(target) as client, client.new_session(settings) as session:
-        for turn in session.use_tools("How warm is it in Bern?", {"weather": weather}):
+        for turn in session.use_tools("How warm is it in Bern?", {"weather": weather}, has_to):
             for piece in turn.text():
                 print(piece, end="", flush=True)
             for call in turn.tool_calls:

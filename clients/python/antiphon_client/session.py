@@ -12,7 +12,13 @@ from antiphon_client.errors import ServerError
 from antiphon_client.link import SessionLink, Watcher
 from antiphon_client.prompts import Says, before, items_of
 from antiphon_client.session_calls import SessionCalls
-from antiphon_client.tools import MAX_TURNS, AsyncHandler, Handler, answer_calls_async
+from antiphon_client.tools import (
+    MAX_TURNS,
+    AsyncHandler,
+    Handler,
+    answer_calls_async,
+    config_behind_results,
+)
 from antiphon_client.turn import Turn
 
 
@@ -138,19 +144,19 @@ class Session:
             says: What to add to the conversation.
             handlers: What answers calls, by the tools' names; a plain function runs on the event
                 loop. What they raise ends it.
-            config: Of each turn.
+            config: Of each turn, but that one that has to call has to in the first turn only.
             max_turns: At least 1.
 
         Raises:
             LookupError: a tool was called that has no handler.
         """
-        turn = await self.send(says, config)
+        turn, later = await self.send(says, config), config_behind_results(config)
         for num_left in reversed(range(max_turns)):
             yield turn
             await turn.end()
             if not (turn.open_calls and num_left):
                 return
-            turn = await self.send(await answer_calls_async(turn.open_calls, handlers), config)
+            turn = await self.send(await answer_calls_async(turn.open_calls, handlers), later)
 
     async def start(self, turn: session_pb2.StartTurn) -> Turn:
         """Starts a turn with all that the contract offers; an empty id is filled in."""

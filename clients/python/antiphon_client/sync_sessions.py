@@ -12,7 +12,7 @@ from antiphon_client.errors import ServerError
 from antiphon_client.prompts import Says
 from antiphon_client.session import Session
 from antiphon_client.session_calls import SessionCalls
-from antiphon_client.tools import MAX_TURNS, Handler, answer_calls
+from antiphon_client.tools import MAX_TURNS, Handler, answer_calls, config_behind_results
 from antiphon_client.turn import Turn
 from antiphon_client.watching import Happening, SessionWatch
 
@@ -151,13 +151,13 @@ class SyncSession:
         max_turns: int = MAX_TURNS,
     ) -> Iterator[SyncTurn]:
         """Yields turns until one calls no tool; see Session.use_tools. Handlers run in between."""
-        turn = self.send(says, config)
+        turn, later = self.send(says, config), config_behind_results(config)
         for num_left in reversed(range(max_turns)):
             yield turn
             turn.end()
             if not (turn.open_calls and num_left):
                 return
-            turn = self.send(answer_calls(turn.open_calls, handlers), config)
+            turn = self.send(answer_calls(turn.open_calls, handlers), later)
 
     def append(self, says: Says, *, turn_id: str = "") -> SyncTurn:
         """Adds items without asking for an answer."""

@@ -38,6 +38,24 @@ def tool_result(call: types_pb2.ToolCall, answer: object) -> types_pb2.Item:
     return types_pb2.Item(tool_result=types_pb2.ToolResult(call_id=call.call_id, text=text))
 
 
+def config_behind_results(
+    config: types_pb2.GenerationConfig | None,
+) -> types_pb2.GenerationConfig | None:
+    """Returns how turns behind calls' results are asked for: they may call, and need not.
+
+    Otherwise a model that must call would never come to its answer.
+    """
+    if config is None or not config.HasField("tool_choice"):
+        return config
+    choice = config.tool_choice
+    if not choice.tool_name and choice.mode != types_pb2.ToolChoice.MODE_REQUIRED:
+        return config
+    later = types_pb2.GenerationConfig()
+    later.CopyFrom(config)
+    later.tool_choice.mode = types_pb2.ToolChoice.MODE_AUTO
+    return later
+
+
 def answer_calls(
     calls: Sequence[types_pb2.ToolCall], handlers: Mapping[str, Handler]
 ) -> list[types_pb2.Item]:

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 from antiphon.v1.session_pb2 import Session
-from antiphon.v1.types_pb2 import FinishReason, OutputChannel, ToolCall
+from antiphon.v1.types_pb2 import (
+    FinishReason,
+    GenerationConfig,
+    OutputChannel,
+    SamplingParams,
+    ToolCall,
+    ToolChoice,
+)
 
 from antiphon_client import Client, SyncClient, answer_calls, tool, tool_result
 from support.calling_models import TOOLS
@@ -39,6 +46,25 @@ async def test_calls_are_answered_until_there_are_none(tmp_path):
     results = [(item.tool_result.call_id, item.tool_result.text) for item in kept[1].input]
     ids = [call.call_id for call in first.tool_calls]
     assert results == [(ids[0], '{"celsius": 21}'), (ids[1], "noon")]
+
+
+@pytest.mark.parametrize(
+    "has_to",
+    [ToolChoice(tool_name="weather"), ToolChoice(mode=ToolChoice.MODE_REQUIRED)],
+    ids=["it", "any"],
+)
+async def test_what_has_to_call_first_need_not_behind_the_results(tmp_path, has_to):
+    config = GenerationConfig(tool_choice=has_to, sampling=SamplingParams(temperature=0))
+    handlers = {"weather": lambda _: "warm"}
+    async with calling_bench(tmp_path) as bench, Client(bench.server.target) as client:
+        bench.says(BERN, "It is warm.")
+        async with client.new_session(SETTINGS) as session:
+            async for _ in session.use_tools("Well?", handlers, config):
+                pass
+            kept = [turn.config async for turn in session.turns()]
+
+    assert [turn.tool_choice for turn in kept] == [has_to, ToolChoice(mode=ToolChoice.MODE_AUTO)]
+    assert [turn.sampling.temperature for turn in kept] == [0, 0]
 
 
 async def test_what_is_left_of_a_turn_is_read_and_turns_are_bounded(tmp_path):
