@@ -43,7 +43,8 @@ from support.tiny_tokenizers import save_byte_level_tokenizer
 NUM_TOKENS = 22
 CUT = 5
 """Tokens that are there when an output is disturbed."""
-_DEADLINE_S = 60.0
+_DEADLINE_S = 180.0
+"""What hangs is told by; threads of low priority make masks, and others may have the cores."""
 LLGUIDANCE, XGRAMMAR = GrammarBackend.LLGUIDANCE, GrammarBackend.XGRAMMAR
 ROW = {
     "type": "object",
