@@ -8,6 +8,7 @@
 
 #include "attention_kernels.h"
 #include "attention_units.h"
+#include "rounding.h"
 #include "row_tasks.h"
 
 namespace antiphon::kernels {
@@ -17,10 +18,6 @@ namespace {
 constexpr double kLog2E = 1.4426950408889634;
 constexpr std::int64_t kUnitsPerWorker = 2;          // with fewer, contexts are shared out
 constexpr std::int64_t kPartFloats = 1 + kSumLanes;  // of a query, and its outputs
-
-std::int64_t round_up(std::int64_t value, std::int64_t step) {
-  return (value + step - 1) / step * step;
-}
 
 std::int64_t padded_dim(const AttentionLayer& layer) { return round_up(layer.head_dim, 32); }
 

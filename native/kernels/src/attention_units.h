@@ -7,6 +7,7 @@
 
 #include "antiphon/kernels/attention.h"
 #include "attention_kernels.h"
+#include "rounding.h"
 
 namespace antiphon::kernels {
 
@@ -38,7 +39,7 @@ class AttentionUnits {
   int unit_tokens() const { return unit_tokens_; }
 
   std::int64_t units_of(std::int64_t row) const {
-    return (step_.q_len[row] + unit_tokens_ - 1) / unit_tokens_ * std::int64_t{num_kv_heads_};
+    return divide_up(step_.q_len[row], unit_tokens_) * num_kv_heads_;
   }
 
   // Counts no further than past `limit`.
