@@ -1,5 +1,6 @@
 """One output of a generation: from tokens to the text and the deltas that tell of it."""
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -43,17 +44,21 @@ _OUT_OF_ROOM: Final = frozenset(
 
 @dataclass(slots=True, kw_only=True)
 class OutputRecord:
-    """What is known of one output; grows as its generation is read."""
+    """What is known of one output; grows as its generation is read.
+
+    It lives as long as its output grows, so what it keeps of each token is bytes and no object.
+    """
 
     index: int
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: "array[int]" = field(default_factory=lambda: array("i"))
     """All that count: up to the end, with the token that ended it."""
     logprobs: list[messages.TokenLogprobs] = field(default_factory=list)
     """Of each of `token_ids`, where they were asked for."""
     finish_reason: "FinishReason.ValueType" = _UNFINISHED
     stop_match: StopMatch | None = None
-    pieces: list[str] = field(default_factory=list)
-    reasoning_pieces: list[str] = field(default_factory=list)
+    content: bytearray = field(default_factory=bytearray)
+    """What was delivered of its answer, UTF-8; whole characters."""
+    thinking: bytearray = field(default_factory=bytearray)
     tool_calls: Sequence[ToolCall] = ()
     """Those that are complete."""
     stages: Sequence[Stage] = ()
@@ -67,12 +72,12 @@ class OutputRecord:
     @property
     def text(self) -> str:
         """What was delivered of its answer."""
-        return "".join(self.pieces)
+        return self.content.decode()
 
     @property
     def reasoning(self) -> str:
         """What was delivered of its thinking."""
-        return "".join(self.reasoning_pieces)
+        return self.thinking.decode()
 
     @property
     def finished(self) -> bool:
@@ -283,7 +288,7 @@ class OutputProgress:
             delta.tool_name = piece.tool_name
         elif piece.text:
             is_content = piece.channel is Channel.CONTENT
-            (record.pieces if is_content else record.reasoning_pieces).append(piece.text)
+            (record.content if is_content else record.thinking).extend(piece.text.encode())
         return delta
 
     def _with_tokens(self, delta: Delta, num_tokens: int) -> Delta:

@@ -97,7 +97,7 @@ async def test_tokens_without_text_are_told_with_the_last_piece(
 
     (delta,) = deltas_of(events)
     assert delta.text == ""
-    assert list(delta.token_ids) == generation.outputs[0].token_ids
+    assert [*delta.token_ids] == [*generation.outputs[0].token_ids]
     assert generation.usage.output_tokens == 3
 
 
@@ -121,7 +121,7 @@ async def test_burst_is_cut_into_deltas_of_bounded_size(
     assert len(deltas) >= 2
     assert max(len(delta.logprobs) for delta in deltas) <= bound
     assert sum(len(delta.logprobs) for delta in deltas) == 250
-    assert generation.outputs[0].token_ids == [t for d in deltas for t in d.token_ids]
+    assert [*generation.outputs[0].token_ids] == [t for d in deltas for t in d.token_ids]
     assert offload.num_pending == 0
 
 
@@ -138,7 +138,7 @@ async def test_long_silence_is_cut_into_deltas_of_bounded_size(
     deltas = deltas_of(events)
     told = [entry.chosen.token_id for delta in deltas for entry in delta.logprobs]
     assert text_of(events) == "x"
-    assert told == generation.outputs[0].token_ids
+    assert told == [*generation.outputs[0].token_ids]
     assert max(len(delta.logprobs) for delta in deltas) <= MAX_DELTA_ENTRIES // 22
 
 

@@ -226,7 +226,7 @@ async def test_cancellation_keeps_what_a_dead_engine_brought(
     events = await reading
 
     assert finish_of(events).finish_reason == FinishReason.FINISH_REASON_CANCELLED
-    assert generation.outputs[0].token_ids == engine.requests[0].outputs[0].token_ids
+    assert [*generation.outputs[0].token_ids] == engine.requests[0].outputs[0].token_ids
 
 
 @pytest.mark.parametrize("tokens_between", [0, 1])

@@ -67,13 +67,13 @@ async def test_text_ends_where_a_stop_string_would_begin(
         assert text_of(events) == said[: position + len(stop) * include]
         assert finish_of(events).finish_reason == FinishReason.FINISH_REASON_STOP_SEQUENCE
         assert finish_of(events).stop_match == StopMatch(text=stop)
-        kept = generation.outputs[0].token_ids
+        kept = [*generation.outputs[0].token_ids]
         assert stop in text.tokenizer.decode(kept, skip_special_tokens=True)
         assert stop not in text.tokenizer.decode(kept[:-1], skip_special_tokens=True)
         assert kept == engine.requests[0].outputs[0].token_ids[: len(kept)]
     assert generation.outputs[0].text == text_of(events)
     told = [token_id for delta in deltas_of(events) for token_id in delta.token_ids]
-    assert told == generation.outputs[0].token_ids
+    assert told == [*generation.outputs[0].token_ids]
     assert generation.usage.output_tokens == len(told)
 
 
@@ -126,7 +126,7 @@ async def test_end_token_shows_only_on_request(
     assert text_of(events) == text.tokenizer.decode(said, skip_special_tokens=not shown)
     assert ("<|im_end|>" in text_of(events)) == shown
     assert finish_of(events).stop_match == StopMatch(token_id=said[-1])
-    assert generation.outputs[0].token_ids == said
+    assert [*generation.outputs[0].token_ids] == said
 
 
 @pytest.mark.parametrize("shown", [False, True])
