@@ -21,7 +21,7 @@ from antiphon.v1.types_pb2 import (
 from antiphon_engine.api import messages
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.handle import RequestNews, TakeTokens, take_nothing
-from antiphon_server.generation_output import NewTokens, OutputPart, OutputRecord
+from antiphon_server.generation_output import NewTokens, OutputPart, OutputRecord, cut
 from antiphon_server.generation_run import Run
 from antiphon_server.generation_spec import GenerationSpec, leave, new_progress
 from antiphon_server.last_look import LastLook
@@ -118,7 +118,7 @@ class Generation:
                 async with aclosing(self._beginning(news)) as beginning:
                     async for event in beginning:
                         yield event
-                for index, part in self._cut(news):
+                for index, part in cut(news, self._progress):
                     for event in await self._events_of(index, part):
                         yield event
             await self._settle()
@@ -126,16 +126,25 @@ class Generation:
         finally:
             self.close()
 
-    async def tell(self, listener: Listener, *, before_call: Hold | None = None) -> None:
-        """Tells what happens, as it happens, in place of `events`.
+    async def tell(
+        self,
+        listener: Listener,
+        *,
+        on_text: Callable[[str], None],
+        before_call: Hold | None = None,
+    ) -> None:
+        """Tells what happens to the one output, as it happens, in place of `events`.
 
         A few new tokens are told without this task being woken, by the engine link itself.
 
         Args:
             listener: Gets each event.
+            on_text: Gets the text in place of a delta that would have nothing else, of the answer.
             before_call: Awaited before a complete call is told; nothing is told meanwhile.
         """
         self.tell_at_once(listener)
+        if self._progress[0].tells_text_only:
+            self._tell_at_once = partial(self._take_text_at_once, on_text)
         async with aclosing(self.events()) as events:
             async for event in events:
                 if before_call is not None and isinstance(event, ToolCallReady):
@@ -274,23 +283,6 @@ class Generation:
             seed=self._spec.config.sampling.seed,
         )
 
-    def _cut(self, news: RequestNews | None) -> list[tuple[int, NewTokens]]:
-        """Returns what there is of each output, cut to what one delta may hold."""
-        if news is None:
-            # The engine gives no word on an end that was asked for, so it is taken as done.
-            ended = NewTokens(ended=messages.FinishReason.CANCELLED)
-            return [(index, ended) for index in range(len(self._progress))]
-        parts = []
-        for index in sorted(news.outputs):
-            new = news.outputs[index]
-            whole = NewTokens(token_ids=new.token_ids, logprobs=new.logprobs, ended=new.ended)
-            max_tokens = self._progress[index].max_take_tokens
-            if len(whole.token_ids) <= max_tokens:
-                parts.append((index, whole))
-            else:
-                parts += [(index, part) for part in whole.split(max_tokens)]
-        return parts
-
     async def _beginning(self, news: RequestNews | None) -> AsyncGenerator[Event, None]:
         """Yields what is due before new output: the start, the prompt, output from before."""
         if not self._told_start:
@@ -330,6 +322,16 @@ class Generation:
                         listener(part)
                     else:
                         self._late_calls.append((index, part))
+        return True
+
+    def _take_text_at_once(self, on_text: Callable[[str], None], news: RequestNews) -> bool:
+        """`_take_at_once` for one output that tells text only."""
+        progress, token_ids = self._progress[0], news.outputs[0].token_ids
+        if self._failure is not None or self._closed or len(token_ids) > progress.max_quick_tokens:
+            return False
+        self._facts.note_tokens(news)
+        if not self.outputs[0].finished and (text := progress.take_text(token_ids)):
+            on_text(text)
         return True
 
     async def _events_of(self, index: int, part: NewTokens) -> list[OutputEvent]:

@@ -8,7 +8,7 @@ from typing import Final
 from antiphon.v1.types_pb2 import Delta, FinishReason, OutputChannel, StopMatch, ToolCall
 
 from antiphon_engine.api import messages
-from antiphon_engine.api.handle import OutputNews
+from antiphon_engine.api.handle import OutputNews, RequestNews
 from antiphon_server.convert import FINISH_REASONS, to_position_logprobs
 from antiphon_server.output_calls import OutputCalls
 from antiphon_server.telemetry.request_record import Stage
@@ -112,6 +112,27 @@ class NewTokens:
             )
 
 
+def cut(
+    news: RequestNews | None, progress: Sequence["OutputProgress"]
+) -> list[tuple[int, NewTokens]]:
+    """Returns what there is of each output, cut to what one delta may hold.
+
+    Args:
+        news: What the engine told; None: it gave no word on an end that was asked for, so that is
+            taken as done.
+        progress: Of all outputs.
+    """
+    if news is None:
+        ended = NewTokens(ended=messages.FinishReason.CANCELLED)
+        return [(index, ended) for index in range(len(progress))]
+    parts = []
+    for index in sorted(news.outputs):
+        new = news.outputs[index]
+        whole = NewTokens(token_ids=new.token_ids, logprobs=new.logprobs, ended=new.ended)
+        parts += [(index, part) for part in whole.split(progress[index].max_take_tokens)]
+    return parts
+
+
 class OutputProgress:
     """Turns the tokens of one output into deltas, and finds its end.
 
@@ -119,6 +140,7 @@ class OutputProgress:
 
     Attributes:
         max_take_tokens: How many tokens `take` may get at a time.
+        tells_text_only: Whether all it tells before its end is text of the answer.
     """
 
     def __init__(
@@ -141,6 +163,7 @@ class OutputProgress:
         self.max_take_tokens: Final = max(1, MAX_DELTA_ENTRIES // num_entries)
         self._num_quick: Final = _BURST_ENTRIES // num_entries
         self._reports_tokens = config.want_token_ids or self._want_logprobs
+        self.tells_text_only: Final = text.is_plain and not self._reports_tokens
         # Tokens that no delta has reported yet, and how many of the first have their text out.
         self._unreported_ids: list[int] = []
         self._unreported_logprobs: list[messages.TokenLogprobs] = []
@@ -153,6 +176,8 @@ class OutputProgress:
         That is an end that the engine does not tell, or the end of a call. One token does not hold
         a whole call.
         """
+        if self.tells_text_only:
+            return self._num_quick
         if self._config.stop_strings or self._text.open_call_start is not None:
             return 0
         return 1 if self._text.reads_calls else self._num_quick
@@ -196,6 +221,19 @@ class OutputProgress:
         if record.finished:
             self._note_calls_at_end()
         return parts
+
+    def take_text(self, token_ids: Sequence[int]) -> str:
+        """`take` where it tells text only and does not end: the text that is due, may be empty.
+
+        REQUIRES: the output is not finished.
+        """
+        record = self._record
+        assert self.tells_text_only
+        assert not record.finished
+        record.token_ids.extend(token_ids)
+        text = self._text.push_plain(token_ids)
+        record.content.extend(text.encode())
+        return text
 
     def take_last(self, new: NewTokens, reason: "FinishReason.ValueType") -> list[OutputPart]:
         """Like `take` for the tokens, after which the output ends for a reason of ours."""

@@ -1,7 +1,7 @@
 """When readers get the news of their requests: in their order, a few in each round of the loop."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final, Protocol
 
@@ -11,10 +11,6 @@ NUM_A_ROUND: Final = 16
 
 class Announced(Protocol):
     """A request's stream."""
-
-    @property
-    def is_urgent(self) -> bool:
-        """Whether it has other news than more tokens."""
 
     def announce(self) -> None:
         """Brings its news to its reader."""
@@ -34,16 +30,22 @@ class Announcements:
 
     def __init__(self) -> None:
         self._line: dict[Announced, None] = {}
+        self._urgent: dict[Announced, None] = {}
         self._next_round: asyncio.Handle | None = None
 
-    def add(self, stream: Announced) -> None:
-        """Notes that a stream has news; it keeps its place where it stands in line."""
-        self._line[stream] = None
+    def add(self, streams: Iterable[Announced]) -> None:
+        """Notes that streams have news; those that stand in line keep their places."""
+        self._line.update(dict.fromkeys(streams))
+
+    def add_urgent(self, stream: Announced) -> None:
+        """Notes that a stream has other news than more tokens."""
+        self._urgent[stream] = None
 
     def bring(self) -> None:
         """Brings news to readers, behind all that a read held."""
-        for stream in [each for each in self._line if each.is_urgent]:
-            del self._line[stream]
+        urgent, self._urgent = self._urgent, {}
+        for stream in urgent:
+            self._line.pop(stream, None)
             stream.announce()
         if self._next_round is None:
             self._serve()

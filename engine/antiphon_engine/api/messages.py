@@ -344,6 +344,11 @@ class StepNews(_Message, frozen=True, kw_only=True):
     logprobs: list[TokenLogprobs] = []
     ended: list[OutputEnded] = []
 
+    @property
+    def has_tokens_only(self) -> bool:
+        """Whether nothing starts or ends in it, and nothing is told of a prompt."""
+        return not (self.started or self.prompt_logprobs or self.ended)
+
 
 class RequestFailed(_Message, frozen=True, kw_only=True):
     """A request ended without an answer; no more news of it comes."""

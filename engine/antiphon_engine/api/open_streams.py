@@ -43,10 +43,14 @@ class OpenStreams:
 
     def take_step(self, step: StepNews) -> None:
         """Adds a step's news to its streams; `announce` brings them to the readers."""
-        for stream in deliver_step(step, self._streams):
-            self._announcements.add(stream)
-            if stream.is_over:
-                self._forget(stream.request_id)
+        told = deliver_step(step, self._streams)
+        self._announcements.add(told)
+        if not step.has_tokens_only:
+            for stream in told:
+                if stream.is_urgent:
+                    self._announcements.add_urgent(stream)
+                if stream.is_over:
+                    self._forget(stream.request_id)
 
     def announce(self) -> None:
         """Brings what a read of the socket held to the readers: it may be several steps' news."""

@@ -47,7 +47,8 @@ class NewsStream:
     ) -> None:
         self.request_id: Final = request_id
         self._num_open = num_outputs
-        self._most_unread = most_unread
+        self._max_unread_tokens = most_unread.num_tokens
+        self._max_unread_prompt_bytes = most_unread.num_prompt_bytes
         self._num_unread_bytes = 0
         self._send = send
         self._forget = forget
@@ -140,12 +141,13 @@ class NewsStream:
         output = news.outputs.get(output_index)
         if output is None:
             output = news.outputs[output_index] = OutputNews()
-        output.token_ids.append(token_id)
+        token_ids = output.token_ids
+        token_ids.append(token_id)
         if not self._has_first_token:
             self._has_first_token = True
             news.first_token_ns = end_ns
         news.last_token_ns = end_ns
-        if len(output.token_ids) >= self._most_unread.num_tokens and not self._full:
+        if len(token_ids) >= self._max_unread_tokens and not self._full:
             self._full = True
             self._rest()
         self._has_news = True
@@ -154,7 +156,7 @@ class NewsStream:
         """Adds what a step told of the prompt."""
         self._news.prompt_logprobs.append(logprobs)
         self._num_unread_bytes += logprobs.size_bytes
-        if self._num_unread_bytes >= self._most_unread.num_prompt_bytes and not self._full:
+        if self._num_unread_bytes >= self._max_unread_prompt_bytes and not self._full:
             self._full = True
             self._rest()
         self._has_news = True

@@ -163,15 +163,17 @@ class ConverseStream:
             if self._acks.full and reader.has_news:
                 self._watch.await_acknowledgement()
                 continue
-            event = reader.read()
-            if event is not None:
-                self._acks.note_sent(event)
+            frame = None
+            if reader.has_news:
+                frame = ConverseResponse()
+                reader.read_into(frame.turn_event)
+                self._acks.note_sent(frame.turn_event)
             if reader.has_news:
                 self._may_tell_more = True
             elif reader.turn_ended:
                 self._end_telling(reader)
-            if event is not None:
-                yield ConverseResponse(turn_event=event)
+            if frame is not None:
+                yield frame
         if attachment.changed and not attachment.is_cut:
             attachment.changed = False
             yield ConverseResponse(changed=SessionChanged(session=self._session.present()))

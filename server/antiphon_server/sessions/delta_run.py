@@ -5,10 +5,13 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Final
 
-from antiphon.v1.types_pb2 import Delta, OutputChannel
+from antiphon.v1.types_pb2 import OUTPUT_CHANNEL_CONTENT, Delta, OutputChannel
 
 _NUMBER_BYTES: Final = 2 * array("I").itemsize
 """What a number takes beside its text and tokens."""
+
+
+_ANSWER: Final = (0, OUTPUT_CHANNEL_CONTENT, "")
 
 
 class DeltaRun:
@@ -38,24 +41,32 @@ class DeltaRun:
         """The tool call that it is a part of; empty: it is of none."""
         return self._part[2]
 
+    @property
+    def is_answer(self) -> bool:
+        """Whether its parts are the first output's answer."""
+        return self._part == _ANSWER
+
     def continues_with(self, delta: Delta) -> bool:
         """Whether a delta may be appended."""
         return not delta.tool_name and self._part == _part(delta)
 
     def append(self, delta: Delta) -> int:
         """Adds a delta that continues the run, and returns how many bytes more it takes."""
-        text = delta.text.encode()
-        self._text += text
-        size_bytes = len(text) + _NUMBER_BYTES
+        tokens = b""
         if delta.token_ids or delta.logprobs:
             kept = Delta(token_ids=delta.token_ids, logprobs=delta.logprobs)
             # Lists of messages that follow each other read as one message with all of them.
             tokens = kept.SerializeToString()
             self._tokens += tokens
-            size_bytes += len(tokens)
+        return len(tokens) + self.append_text(delta.text)
+
+    def append_text(self, text: str) -> int:
+        """`append` for a delta that has nothing but text."""
+        data = text.encode()
+        self._text += data
         self._text_ends.append(len(self._text))
         self._tokens_ends.append(len(self._tokens))
-        return size_bytes
+        return len(data) + _NUMBER_BYTES
 
     def size_bytes(self, num_deltas: int) -> int:
         """Returns what the first so many deltas take."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from antiphon.v1.session_pb2 import TurnCursor, TurnEvent, TurnReset
+from antiphon.v1.session_pb2 import TurnCursor, TurnEvent
 from antiphon.v1.types_pb2 import FINISH_REASON_CANCELLED, Delta
 
 from antiphon_server.sessions.numbered_events import NumberedEvents
@@ -128,6 +128,11 @@ class EventLog(NumberedEvents):
         self.add_delta(delta)
         self._announce()
 
+    def append_text(self, text: str) -> None:
+        """Takes over a piece of output that has nothing but text, of the answer."""
+        self.add_text(text)
+        self._announce()
+
     def open_reader(self, wake: asyncio.Event, spec: ReaderSpec = FROM_START) -> "EventReader":
         """Returns a reader; close it.
 
@@ -243,17 +248,27 @@ class EventReader:
 
     def read(self) -> TurnEvent | None:
         """Returns the next event, deltas joined as far as they have come; None: not yet."""
+        event = TurnEvent()
+        return event if self.read_into(event) else None
+
+    def read_into(self, event: TurnEvent) -> bool:
+        """`read` into an empty event; false: not yet."""
+        log = self.log
         if self._resets:
             self._resets = False
-            return TurnEvent(turn_id=self.turn_id, epoch=self.log.epoch, reset=TurnReset())
-        event = self.log.after(self.sequence)
-        if event is None:
-            return None
+            event.turn_id = log.turn_id
+            event.epoch = log.epoch
+            event.reset.SetInParent()
+            return True
+        if not log.tell_after(self.sequence, event):
+            return False
         self.sequence = event.sequence
         if self.drives:
-            self.log.weigh()
+            log.weigh()
         # `accepted` is the first event, and no other is.
-        return event if self.sequence > 1 or self._frame_id is None else self._renamed(event)
+        if self.sequence == 1 and self._frame_id is not None:
+            event.accepted.frame_id = self._frame_id
+        return True
 
     def acknowledge(self, sequence: int) -> None:
         """Says that all up to a number, which was read, was taken in; never goes back."""
@@ -269,9 +284,3 @@ class EventReader:
     def close(self) -> None:
         """Lets go of the log."""
         self.log.close_reader(self)
-
-    def _renamed(self, accepted: TurnEvent) -> TurnEvent:
-        told = TurnEvent()
-        told.CopyFrom(accepted)
-        told.accepted.frame_id = self._frame_id or ""
-        return told

@@ -58,7 +58,7 @@ class NumberedEvents:
         self._entries: list[_Single | DeltaRun] = []
         self._firsts: list[int] = []  # The entries' first numbers.
         self._bytes_before: list[int] = []  # What all entries before each take.
-        self._latest: TurnEvent | Delta | None = None
+        self._latest: TurnEvent | Delta | str | None = None
         self._run: DeltaRun | None = None  # The last entry, where it is one.
 
     def add_numbered(self, event: TurnEvent, *, ends_exactly: bool = True) -> None:
@@ -96,6 +96,17 @@ class NumberedEvents:
         self.size_bytes += run.append(delta)
         self._latest = delta
 
+    def add_text(self, text: str) -> None:
+        """`add_delta` of a delta that has nothing but text of the first output's answer."""
+        assert not self.ended, "nothing follows the terminal event"
+        self.last_sequence += 1
+        run = self._run
+        if run is None or not run.is_answer:
+            run = self._run = DeltaRun(self.last_sequence, Delta(channel=OUTPUT_CHANNEL_CONTENT))
+            self._add(run)
+        self.size_bytes += run.append_text(text)
+        self._latest = text
+
     def knows_place(self, sequence: int) -> bool:
         """Whether what follows a number is known exactly."""
         if not sequence:
@@ -107,19 +118,37 @@ class NumberedEvents:
             return True
         return entry.last_sequence == sequence and entry.ends_exactly
 
-    def after(self, sequence: int) -> TurnEvent | None:
-        """Returns what follows a number: one event, or deltas joined; None: nothing yet."""
+    def tell_after(self, sequence: int, told: TurnEvent) -> bool:
+        """Writes into an empty event what follows a number: one event, or deltas joined.
+
+        Returns:
+            False: nothing follows it yet.
+        """
         last = self.last_sequence
         if sequence == last:
-            return None
-        if self._latest is not None and sequence == last - 1:
-            latest = self._latest
-            return latest if isinstance(latest, TurnEvent) else self._event_of(latest, last, last)
-        entry = self._entries[bisect_right(self._firsts, sequence + 1) - 1]
-        if isinstance(entry, _Single):
-            return entry.event
-        delta, last = entry.join(sequence, MAX_JOINED_BYTES)
-        return self._event_of(delta, sequence + 1, last)
+            return False
+        latest = self._latest
+        if sequence < last - 1 or latest is None:
+            entry = self._entries[bisect_right(self._firsts, sequence + 1) - 1]
+            if isinstance(entry, _Single):
+                latest = entry.event
+            else:
+                latest, last = entry.join(sequence, MAX_JOINED_BYTES)
+        if isinstance(latest, TurnEvent):
+            told.CopyFrom(latest)
+            return True
+        # Field by field: there is one for every token, and whole messages would be copied.
+        told.turn_id = self.turn_id
+        told.first_sequence = sequence + 1
+        told.sequence = last
+        told.epoch = self.epoch
+        delta = told.delta
+        if isinstance(latest, str):
+            delta.channel = OUTPUT_CHANNEL_CONTENT
+            delta.text = latest
+        else:
+            delta.CopyFrom(latest)
+        return True
 
     def characters_at(self, sequence: int) -> int:
         """Returns how many characters of the output there are up to and with a number."""
@@ -183,15 +212,6 @@ class NumberedEvents:
         output.text = "".join(texts[OUTPUT_CHANNEL_CONTENT])
         output.reasoning = "".join(texts[OUTPUT_CHANNEL_REASONING])
         return output
-
-    def _event_of(self, delta: Delta, first: int, last: int) -> TurnEvent:
-        return TurnEvent(
-            turn_id=self.turn_id,
-            first_sequence=first,
-            sequence=last,
-            epoch=self.epoch,
-            delta=delta,
-        )
 
     def _add(self, entry: _Single | DeltaRun) -> None:
         self._bytes_before.append(self.size_bytes)

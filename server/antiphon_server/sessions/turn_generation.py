@@ -238,12 +238,18 @@ async def _follow(
         elif isinstance(event, PromptPart):
             turn.log.append(TurnEvent(prompt_part=event))
 
+    def tell_text(text: str) -> None:
+        turn.log.append_text(text)
+        checkpoints.note_progress()
+
     try:
         turn.follow(generation)
         # The engine works on the prompt while the acceptance is written.
         await turn.accepted
         await generation.tell(
-            tell, before_call=lambda: written_at_last(checkpoints.keep_all, turn, store)
+            tell,
+            on_text=tell_text,
+            before_call=lambda: written_at_last(checkpoints.keep_all, turn, store),
         )
     except AntiphonError as error:
         if error.reason is ErrorReason.TIMEOUT:

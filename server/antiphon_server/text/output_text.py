@@ -137,6 +137,20 @@ class OutputText:
         """Whether what should have been a call was none."""
         return self._channels is not None and self._channels.is_broken
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is all answer, and nothing is looked for in it."""
+        return self._channels is None and not self._stop_strings
+
+    def push_plain(self, token_ids: Sequence[int]) -> str:
+        """`push` where the output is plain: the one piece's text."""
+        self._num_pushed += len(token_ids)
+        text = self._detokenizer.push(token_ids)
+        if text:
+            self._num_released += len(text)
+            self._tell()
+        return text
+
     def push(self, token_ids: Sequence[int]) -> list[Piece]:
         """What can go out now, at least one piece. After one with a stop hit nothing may follow."""
         assert not self._is_over, "the output is over"

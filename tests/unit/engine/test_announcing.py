@@ -8,7 +8,6 @@ NUM_STREAMS = 4 * NUM_A_ROUND
 
 class Stream:
     def __init__(self, told: list["Stream"]) -> None:
-        self.is_urgent = False
         self.has_news = False
         self.was_told = asyncio.Event()
         self.num_told_before = 0
@@ -36,7 +35,7 @@ class Crowd:
                 stream.num_told_before = len(self.told)
             stream.has_news = True
             stream.was_told.clear()
-            self.announcements.add(stream)
+        self.announcements.add(self.streams)
         self.announcements.bring()
 
     async def until_told(self) -> None:
@@ -77,7 +76,7 @@ async def test_a_few_never_wait() -> None:
 async def test_a_start_or_an_end_waits_for_nobody_and_is_told_once() -> None:
     crowd = Crowd()
     crowd.read()
-    crowd.streams[-1].is_urgent = True
+    crowd.announcements.add_urgent(crowd.streams[-1])
 
     crowd.read()
 

@@ -1,10 +1,22 @@
 """Tokens that are told without the task being woken that waits for them."""
 
-import pytest
-from antiphon.v1.types_pb2 import GenerationConfig, OutputOptions, StopConditions
+import tracemalloc
 
-from antiphon_server.generation import Event
+import pytest
+from antiphon.v1.types_pb2 import (
+    OUTPUT_CHANNEL_CONTENT,
+    Delta,
+    GenerationConfig,
+    OutputOptions,
+    StopConditions,
+)
+
+from antiphon_server.generation import Event, Generation
+from antiphon_server.generation_output import OutputProgress, OutputRecord
 from antiphon_server.offload import Offload
+from antiphon_server.output_calls import OutputCalls
+from antiphon_server.text.output_text import OutputText, TextSpec
+from antiphon_server.validation import resolve_config
 from support.fake_engine import FakeEngine, fixed_ids
 from support.generations import Bench, check_events, text_of
 from support.served_models import TextSide, served_model
@@ -18,13 +30,32 @@ def bench(text: TextSide, offload: Offload) -> Bench:
     return Bench.of(served_model(text, FakeEngine(script=fixed_ids(*token_ids))), offload)
 
 
-async def test_all_is_told_in_order_to_one_listener(bench: Bench) -> None:
-    events: list[Event] = []
+class Ear:
+    """Hears a generation, text and events in one order."""
 
-    await bench.start(GenerationConfig(output=OutputOptions(token_ids=True))).tell(events.append)
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.num_texts = 0
 
-    check_events(events, 1)
-    assert text_of(events) == SAID
+    async def listen(self, generation: Generation) -> None:
+        await generation.tell(self.events.append, on_text=self._take)
+        check_events(self.events, 1)
+
+    def _take(self, text: str) -> None:
+        self.num_texts += 1
+        self.events.append(Delta(channel=OUTPUT_CHANNEL_CONTENT, text=text))
+
+
+@pytest.mark.parametrize("token_ids", [False, True])
+async def test_all_is_told_in_order_and_text_alone_as_text(bench: Bench, token_ids: bool) -> None:
+    ear = Ear()
+    generation = bench.start(GenerationConfig(output=OutputOptions(token_ids=token_ids)))
+
+    await ear.listen(generation)
+
+    assert text_of(ear.events) == generation.outputs[0].text == SAID
+    assert bool(ear.num_texts) != token_ids
+    assert len(generation.outputs[0].token_ids) == generation.usage.output_tokens
 
 
 @pytest.mark.parametrize("most", [0, 1, 4])
@@ -47,12 +78,43 @@ async def test_what_may_not_be_told_at_once_is_yielded(bench: Bench, most: int) 
 
 
 async def test_stop_strings_end_an_output_although_it_is_told_at_once(bench: Bench) -> None:
-    events: list[Event] = []
+    ear = Ear()
     generation = bench.start(GenerationConfig(stop=StopConditions(stop_strings=["four"])))
 
-    await generation.tell(events.append)
+    await ear.listen(generation)
 
-    check_events(events, 1)
-    assert text_of(events) == "one two three "
+    assert text_of(ear.events) == "one two three "
+    assert ear.num_texts == 0
     assert generation.outputs[0].stop_match is not None
     assert generation.outputs[0].stop_match.text == "four"
+
+
+def test_a_token_of_a_running_output_takes_a_few_bytes(bench: Bench, text: TextSide) -> None:
+    record = OutputRecord(index=0)
+    progress = OutputProgress(
+        record,
+        text=OutputText(text.tokenizer, TextSpec()),
+        calls=OutputCalls("", 0),
+        tokenizer=text.tokenizer,
+        config=resolve_config(
+            GenerationConfig(),
+            model=bench.model,
+            prompt_tokens=1,
+            num_outputs=1,
+            path="config",
+            draw_seed=lambda: 7,
+        ),
+    )
+    num_tokens = 4000
+    first_id = text.tokenizer.vocabulary_size - 100
+    progress.take_text([first_id])
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+
+    for number in range(num_tokens):
+        progress.take_text([first_id + number % 100])
+
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # Its id and its text, and what lists keep in reserve.
+    assert after - before <= 1.25 * (4 * num_tokens + len(record.content)) + 4096

@@ -28,6 +28,23 @@ def begun() -> EventLog:
     return log
 
 
+def answer(text: str) -> TurnEvent:
+    return TurnEvent(delta=Delta(channel=OUTPUT_CHANNEL_CONTENT, text=text))
+
+
+PIECES = st.one_of(
+    st.text(min_size=1, max_size=3).map(answer),
+    st.text(min_size=1, max_size=3).map(
+        lambda text: TurnEvent(delta=Delta(channel=OUTPUT_CHANNEL_REASONING, text=text))
+    ),
+    st.text(min_size=1, max_size=3).map(
+        lambda text: TurnEvent(
+            delta=Delta(channel=OUTPUT_CHANNEL_CONTENT, text=text, token_ids=[7])
+        )
+    ),
+)
+
+
 def read_all(reader: EventReader) -> list[TurnEvent]:
     events = []
     while event := reader.read():
@@ -42,6 +59,41 @@ def check_numbers(events: list[TurnEvent]) -> None:
         assert event.first_sequence == expected
         assert event.sequence >= event.first_sequence
         expected = event.sequence + 1
+
+
+@given(st.lists(st.tuples(PIECES, st.booleans()), max_size=30))
+def test_text_alone_is_told_as_the_delta_that_it_stands_for(pieces):
+    by_delta, by_text = begun(), begun()
+    logs = (by_delta, by_text)
+    readers = [log.open_reader(asyncio.Event()) for log in logs]
+    told: list[list[TurnEvent]] = [[], []]
+
+    for piece, reads in pieces:
+        by_delta.append(piece)
+        if piece == answer(piece.delta.text):
+            by_text.append_text(piece.delta.text)
+        else:
+            by_text.append(piece)
+        if reads:
+            for events, reader in zip(told, readers, strict=True):
+                events.extend(read_all(reader))
+
+    for events, reader in zip(told, readers, strict=True):
+        events.extend(read_all(reader))
+        check_numbers(events)
+    assert told[0] == told[1]
+    assert by_delta.size_bytes == by_text.size_bytes
+    assert by_delta.output() == by_text.output()
+
+
+def test_what_was_read_stays_as_it_was_whatever_comes():
+    log = begun()
+    readers = [log.open_reader(asyncio.Event(), ReaderSpec(frame_id=name)) for name in "ab"]
+
+    told = [reader.read() for reader in readers]
+
+    assert [event.accepted.frame_id for event in told] == ["a", "b"]
+    assert read_all(log.open_reader(asyncio.Event()))[0].accepted.frame_id == "f"
 
 
 def test_a_reader_that_falls_behind_gets_deltas_joined():

@@ -49,6 +49,25 @@ def _ids(pair, text: str) -> list[int]:
     return pair.ours.encode(text, add_special_tokens=False, allow_special_tokens=False)
 
 
+@given(st.data(), st.lists(st.integers(1, 5), min_size=1, max_size=4))
+@settings(max_examples=50)
+def test_plain_text_is_the_same_whichever_way_it_is_pushed(pairs, data, cuts):
+    pair = pairs[data.draw(st.sampled_from(sorted(pairs)))]
+    ids = data.draw(st.lists(st.integers(0, pair.ours.vocabulary_size - 1), max_size=40))
+    plain, pieces, position, turn = _output(pair), [], 0, 0
+
+    while position < len(ids):
+        size = cuts[turn % len(cuts)]
+        pieces.append(plain.push_plain(ids[position : position + size]))
+        position, turn = position + size, turn + 1
+    rest = plain.finish()
+
+    usual = _read(_output(pair), ids, cuts)
+    assert "".join(pieces) + _text(rest) == _text(usual)
+    assert pieces == [piece.text for piece in usual[: len(pieces)]]
+    assert rest[-1].num_tokens == usual[-1].num_tokens
+
+
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("cuts", [(1,), (3,), (1000,)])
 def test_no_piece_shows_half_a_character(pair, text, cuts):
