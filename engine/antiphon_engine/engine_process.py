@@ -2,6 +2,7 @@
 
 import gc
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +44,9 @@ OnProgress: TypeAlias = Callable[[str, int, int], None]
 _WARM_UP_PROMPT_TOKENS = 32
 _WARM_UP_OUTPUT_TOKENS = 3
 _LAST_WORDS_S = 1.0
+_SWITCH_INTERVAL_S = 0.0002
+"""How long the engine's thread waits for the interpreter while others work: libraries' import and
+what else a first grammar needs. It lets it go for each operation of a step, hundreds of times."""
 _GUIDE_MAKERS = 2
 """So that one grammar that takes long to compile doesn't keep others waiting."""
 _MAX_MASK_THREADS = 4
@@ -93,6 +97,7 @@ def run_engine(start: EngineStart, link_socket: socket.socket, load: Load) -> in
     except FrontEndGoneError as error:
         _log.warning("front end gone while loading", cause=str(error))
         return 0
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     gc.collect()
     gc.freeze()
     # A full collection stops every stream; the loop asks for one when nothing runs.

@@ -152,8 +152,8 @@ class ConstraintsConfig:
     max_queued_checks: int = 64
     """The most constraints that wait for their check; further requests are refused for now."""
     load_at_start: bool = True
-    """Whether the process that checks constraints loads with the server; else at its first use,
-    which waits for it."""
+    """Whether the processes that check constraints load with the server, the one for EBNF behind
+    the other; else each at its first use, which waits for it."""
     cache_bytes: int = 16 << 20
     """What checked constraints may take in memory; those not used for longest go first."""
 

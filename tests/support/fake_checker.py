@@ -10,6 +10,7 @@ from pathlib import Path
 from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
 from antiphon_server.constraints.check_messages import (
     Check,
+    CheckerStart,
     Finding,
     Job,
     Planned,
@@ -38,8 +39,23 @@ def noted_jobs(notes: Path) -> list[tuple[int, str]]:
     return [(int(line.split(" ", 1)[0]), line.split(" ", 1)[1]) for line in lines]
 
 
+def noted_loads(notes: Path) -> list[tuple[str, int]]:
+    """Returns which backends were loaded, in turn, and how nice the process was meanwhile."""
+    lines = _loads(notes).read_text(encoding="utf-8").splitlines()
+    return [(line.split()[0], int(line.split()[1])) for line in lines]
+
+
 def main(notes: str, arguments: list[str]) -> None:
-    run(arguments, lambda _start: FakeWork(Path(notes)))
+    def load(start: CheckerStart) -> FakeWork:
+        with _loads(Path(notes)).open("a", encoding="utf-8") as file:
+            file.write(f"{start.backend} {os.getpriority(os.PRIO_PROCESS, 0)}\n")
+        return FakeWork(Path(notes))
+
+    run(arguments, load)
+
+
+def _loads(notes: Path) -> Path:
+    return notes.with_name(f"{notes.name}-loads")
 
 
 class FakeWork:

@@ -6,7 +6,6 @@ measured in processor time, so a busy machine fails nobody. What is under way in
 can't be stopped: a thread that is over the limit is left behind, and another takes its place.
 """
 
-import os
 import threading
 import time
 from collections import deque
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antiphon_engine.api.errors import ErrorReason
+from antiphon_engine.api.priority import lower, lower_to_leftovers
 from antiphon_engine.grammar.base import GrammarError
 from antiphon_engine.grammar.guide import Guide
 
@@ -31,8 +31,9 @@ _HARD_LIMIT_S = 60.0
 """Of a mask on the clock, in which a thread has hardly had the processor."""
 MAX_LEFT_BEHIND = 8
 """Threads that may be at work on tokens of requests that have failed."""
-_NICE_AHEAD = 10
-_NICE_LEFT_BEHIND = 19
+_NICE_BESIDE = 5
+"""Masks are made while the model computes, which has the processor first."""
+_NICE_AHEAD = 15
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -151,7 +152,7 @@ class MaskFiller:
             return
         num_wanted = len(lane.waiting) + sum(worker.task is not None for worker in lane.workers)
         while len(lane.workers) < min(lane.max_workers, num_wanted):
-            worker = _Worker(lane, niceness=_NICE_AHEAD if lane is self._ahead else 0)
+            worker = _Worker(lane, _NICE_AHEAD if lane is self._ahead else _NICE_BESIDE)
             worker.thread = threading.Thread(
                 target=self._work, args=(worker,), name="mask filler", daemon=True
             )
@@ -171,7 +172,7 @@ class MaskFiller:
             self._beside.workers.remove(worker)
             self._ahead.workers.append(worker)
             worker.lane = self._ahead
-            worker.give_way(_NICE_AHEAD)
+            lower(worker.thread, _NICE_AHEAD)
         self._man(self._beside)
         return bool(long_ones)
 
@@ -193,7 +194,7 @@ class MaskFiller:
         worker.task.done = True
         worker.task = None
         worker.lane.workers.remove(worker)
-        worker.give_way(_NICE_LEFT_BEHIND)
+        lower_to_leftovers(worker.thread)
         self._left_behind.append(worker)
 
     def _too_complex(self) -> GrammarError:
@@ -206,7 +207,7 @@ class MaskFiller:
         )
 
     def _work(self, worker: "_Worker") -> None:
-        worker.give_way(worker.niceness)
+        lower(worker.thread, worker.niceness)
         scratch = np.zeros((1, self.table.shape[1]), np.int32)
         while True:
             with self._changed:
@@ -265,7 +266,7 @@ class _Lane:
 class _Worker:
     """A thread that fills masks, and what it is at."""
 
-    def __init__(self, lane: _Lane, *, niceness: int) -> None:
+    def __init__(self, lane: _Lane, niceness: int) -> None:
         self.lane = lane
         self.niceness = niceness
         self.thread = threading.Thread()
@@ -293,12 +294,6 @@ class _Worker:
             return True
         clock_id = time.pthread_getcpuclockid(self.thread.ident)
         return time.clock_gettime(clock_id) - self._begin_s > limit_s
-
-    def give_way(self, niceness: int) -> None:
-        """Lets other threads go before it from now on: there is no way back."""
-        native_id = self.thread.native_id
-        if niceness and native_id is not None and self.thread.is_alive():
-            os.setpriority(os.PRIO_PROCESS, native_id, niceness)
 
 
 def _fill(task: FillTask, scratch: NDArray[np.int32]) -> GrammarError | None:

@@ -1,7 +1,6 @@
 """Makes guides of requests on threads of its own, so that no step waits for a compilation."""
 
 import enum
-import os
 import queue
 import threading
 from collections import OrderedDict
@@ -14,6 +13,7 @@ import structlog
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, StartupError
 from antiphon_engine.api.grammar import Grammar, GrammarBackend, Thinking
 from antiphon_engine.api.messages import GenerationRequest
+from antiphon_engine.api.priority import lower
 from antiphon_engine.grammar.backends import Backends
 from antiphon_engine.grammar.base import CompiledGrammar, GrammarError, mask_words
 from antiphon_engine.grammar.guide import EndRules, Guide
@@ -22,7 +22,7 @@ from antiphon_engine.grammar.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
 
-_NICENESS = 5
+_NICENESS = 10
 _NUM_MARKERS = 16
 
 
@@ -101,7 +101,7 @@ class GuideMaker:
 
     def _work(self) -> None:
         # Threads that compile give way to those that compute steps.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        lower(threading.current_thread(), _NICENESS)
         while True:
             wanted = self._wanted.get()
             if wanted is _Order.END:

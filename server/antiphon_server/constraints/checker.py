@@ -1,6 +1,7 @@
 """Whether constraints can be enforced, and whether outputs are as they had to be."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -34,6 +35,8 @@ _ANSWER_LIMIT_S: Final = 60.0
 """How long an answer may take: the time in line and a start of the process are in it."""
 _NUM_TRIES: Final = 2
 _KINDS_WITH_POINTERS: Final = JSON_KINDS | {ConstraintKind.TOOLS}
+_IN_TURN: Final = (GrammarBackend.LLGUIDANCE, GrammarBackend.XGRAMMAR)
+"""What is loaded at the start: the second takes seconds and few ask for it."""
 
 _Found = Known | TooComplex | Overrun | Died
 
@@ -67,19 +70,24 @@ class ConstraintChecker:
         self._limits = limits
         self._cache = CheckedCache(max_bytes=limits.cache_bytes)
         self._running: dict[bytes, asyncio.Task[_Found]] = {}
+        self._loading: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Loads in the background what most first checks would wait for. Idempotent.
+        """Loads in the background what first checks would wait for. Idempotent.
 
-        The other backend takes long to load and few ask for it: that one waits for a first need.
+        One after the other, what most ask for first.
         """
-        self._links[GrammarBackend.LLGUIDANCE].start()
+        if self._loading is None:
+            self._links[GrammarBackend.LLGUIDANCE].start()
+            self._loading = asyncio.create_task(self._load(), name="loading of checkers")
 
     async def close(self) -> None:
         """Ends all checks. Idempotent."""
-        for task in self._running.values():
+        loading = [self._loading] if self._loading is not None else []
+        for task in (*loading, *self._running.values()):
             task.cancel()
         await asyncio.gather(*(link.close() for link in self._links.values()))
+        await asyncio.gather(*loading, return_exceptions=True)
 
     def find(self, request: ConstraintRequest) -> CheckedConstraint | None:
         """Returns a constraint that was checked already and is good."""
@@ -131,6 +139,11 @@ class ConstraintChecker:
                 f"{answer.violation}; this is a fault of the server",
                 metadata={"constraint": request.kind.value},
             )
+
+    async def _load(self) -> None:
+        with contextlib.suppress(CheckerGoneError):
+            for name in sorted(self._links, key=_IN_TURN.index):
+                await self._links[name].load()
 
     async def _find_out(self, request: ConstraintRequest, *, waits: bool) -> _Found:
         """Has a constraint checked, together with all who ask for it meanwhile."""

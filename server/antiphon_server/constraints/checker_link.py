@@ -68,6 +68,17 @@ class CheckerLink:
             self._loaded = asyncio.get_running_loop().create_future()
             self._supervisor = asyncio.create_task(self._supervise(), name="checker supervisor")
 
+    async def load(self) -> None:
+        """Starts the process and waits until it has loaded.
+
+        Raises:
+            CheckerGoneError: it won't any more, since this is closed.
+        """
+        self.start()
+        if self._loaded is None:
+            raise CheckerGoneError("the server is about to stop")
+        await asyncio.shield(self._loaded)
+
     async def ask(self, make: Callable[[int], Job], *, limit_s: float) -> Answer:
         """Returns the answer to a job, which is made for the id that it gets.
 
@@ -75,7 +86,6 @@ class CheckerLink:
             CheckerGoneError: there is none.
             TimeoutError: there was none for so long.
         """
-        self.start()
         async with asyncio.timeout(limit_s):
             return await self._ask(make)
 
@@ -87,9 +97,9 @@ class CheckerLink:
             await asyncio.wait({self._supervisor})
 
     async def _ask(self, make: Callable[[int], Job]) -> Answer:
-        if self._closed or self._loaded is None:
+        if self._closed:
             raise CheckerGoneError("the server is about to stop")
-        await asyncio.shield(self._loaded)
+        await self.load()
         connection = self._connection
         assert connection is not None, "it is loaded"
         job_id = next(self._job_ids)

@@ -3,7 +3,6 @@
 It compiles with the engine's own backends, so what it takes the engine will take.
 """
 
-import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -11,7 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from antiphon_engine.api.errors import StartupError
+from antiphon_engine.api.grammar import GrammarBackend
 from antiphon_engine.api.linked_process import link_of_this_process, read_start
+from antiphon_engine.api.priority import give_way
 from antiphon_engine.grammar.backends import Backends
 from antiphon_server.constraints.check_messages import CheckerStart
 from antiphon_server.constraints.checking import Checking
@@ -20,7 +21,8 @@ from antiphon_server.constraints.json_schema import PlanLimits
 from antiphon_server.constraints.supervisor import Supervisor
 from antiphon_server.constraints.workers import Work
 
-_LOWER_PRIORITY: Final = 10
+_NICENESS: Final = 10
+_NICENESS_LOADING: Final = 5
 
 
 def run(arguments: Sequence[str], load: Callable[[CheckerStart], Work]) -> None:
@@ -32,10 +34,12 @@ def run(arguments: Sequence[str], load: Callable[[CheckerStart], Work]) -> None:
     """
     link = link_of_this_process(arguments)
     start = read_start(sys.stdin.buffer, CheckerStart)
+    # What streams wait for comes first, wherever both need the processor. What takes seconds to
+    # load gives way at once; the rest does behind that, since whoever comes first waits for it.
+    if start.backend is GrammarBackend.XGRAMMAR:
+        give_way(_NICENESS_LOADING)
     work = load(start)
-    # What streams wait for comes first, wherever both need the processor. Not before: whoever comes
-    # first waits for what is loaded.
-    os.nice(_LOWER_PRIORITY)
+    give_way(_NICENESS)
     supervisor = Supervisor(link, work, num_workers=start.num_workers, limits=start.worker_limits)
     _run_to_the_end(supervisor, link)
 

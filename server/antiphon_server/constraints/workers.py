@@ -33,8 +33,8 @@ from antiphon_server.constraints.check_messages import (
 Work = Callable[[Job], Finding]
 
 _RECEIVE_BYTES: Final = 1 << 16
-_WALL_PER_CPU: Final = 5.0
-"""A job may take so many times its processor time, since others need the processor too."""
+_WALL_PER_CPU: Final = 12.0
+"""A job may take so many times its processor time, since others have the processor first."""
 _WALL_EXTRA_S: Final = 1.0
 _SHORTEST_LOOK_S: Final = 0.005
 _FIRST_DESCRIPTOR: Final = 3

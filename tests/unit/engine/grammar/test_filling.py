@@ -1,5 +1,6 @@
 """Masks made by threads: rows that fail or take too long are nobody else's trouble."""
 
+import os
 import threading
 import time
 
@@ -46,14 +47,29 @@ class EndlessGuide(ScriptedGuide):
         super().__init__(number)
         self._let_go = let_go
         self._ended = ended
+        self.thread_id = 0
 
     def fill(self, table: NDArray[np.int32]) -> None:
+        self.thread_id = threading.get_native_id()
         end_s = time.thread_time() + 0.03
         while time.thread_time() < end_s:
             sum(range(100))
         self._let_go.wait()
         super().fill(table)
         self._ended.release()
+
+
+class WatchingGuide(ScriptedGuide):
+    """Notes how nice the thread is that fills its row."""
+
+    niceness = 0
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def fill(self, table: NDArray[np.int32]) -> None:
+        self.niceness = niceness_of(threading.get_native_id())
+        super().fill(table)
 
 
 class BusyGuide(ScriptedGuide):
@@ -75,6 +91,10 @@ def filler():
     filler = MaskFiller(num_rows=16, num_words=NUM_WORDS, num_threads=2, step_limit_s=1.0)
     yield filler
     filler.close()
+
+
+def niceness_of(thread_id: int) -> int:
+    return os.getpriority(os.PRIO_PROCESS, thread_id)
 
 
 def begun(filler: MaskFiller, *guides: Guide) -> list[FillTask]:
@@ -167,6 +187,26 @@ def test_what_takes_too_long_is_left_behind_and_disturbs_no_later_step() -> None
         assert ended.acquire(timeout=30)
     tasks = filled(filler, *(ScriptedGuide(number) for number in range(1, 5)))
     assert [number_of(filler, task) for task in tasks] == [1, 2, 3, 4]
+    filler.close()
+
+
+def test_threads_give_way_to_steps_and_more_so_the_longer_they_take() -> None:
+    filler = MaskFiller(num_rows=16, num_words=NUM_WORDS, num_threads=1, step_limit_s=0.02)
+    let_go, ended = threading.Event(), threading.Semaphore(0)
+    seen = WatchingGuide()
+
+    filled(filler, seen)
+    (ahead,) = begun(filler, endless := EndlessGuide(99, let_go, ended))
+    while niceness_of(endless.thread_id) < 15:
+        threading.Event().wait(0.002)
+    wait_for(filler, ahead)
+    left_behind = os.sched_getscheduler(endless.thread_id)
+
+    assert ahead.error is not None
+    assert 0 < seen.niceness < 15
+    assert left_behind == os.SCHED_IDLE
+    let_go.set()
+    assert ended.acquire(timeout=30)
     filler.close()
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from antiphon_server.constraints.check_messages import CheckerStart, WorkerLimit
 from antiphon_server.constraints.checker import CheckerLimits, ConstraintChecker
 from antiphon_server.constraints.checker_link import CheckerLink
 from antiphon_server.constraints.request import CheckedConstraint, ConstraintKind, ConstraintRequest
-from support.fake_checker import fake_checker_command, noted_jobs
+from support.fake_checker import fake_checker_command, noted_jobs, noted_loads
 
 PATH = "config.constraint"
 LIMITS = WorkerLimits(cpu_s=0.3, memory_bytes=256 << 20)
@@ -67,6 +68,32 @@ async def checking(
         yield Bench(notes, link, checker)
     finally:
         await checker.close()
+
+
+async def test_checkers_load_one_behind_the_other_and_give_way(tmp_path: Path) -> None:
+    notes, before = tmp_path / "notes", os.getpriority(os.PRIO_PROCESS, 0)
+
+    def start(backend: GrammarBackend) -> CheckerStart:
+        return CheckerStart(checkpoint="", vocabulary_size=1, backend=backend)
+
+    links = {
+        name: CheckerLink(partial(start, name), command=fake_checker_command(notes))
+        for name in GrammarBackend
+    }
+    checker = ConstraintChecker(links, CheckerLimits())
+
+    checker.start()
+    checker.start()
+    async with asyncio.timeout(60):
+        while links[GrammarBackend.XGRAMMAR].process_id is None:  # noqa: ASYNC110 - as others do
+            await asyncio.sleep(0.01)
+        await links[GrammarBackend.XGRAMMAR].load()
+
+    process_ids = [link.process_id or 0 for link in links.values()]
+    niceness = [os.getpriority(os.PRIO_PROCESS, process_id) for process_id in process_ids]
+    await checker.close()
+    assert noted_loads(notes) == [("llguidance", before), ("xgrammar", max(before, 5))]
+    assert niceness == [max(before, 10)] * 2
 
 
 async def test_a_constraint_is_looked_into_once(tmp_path: Path) -> None:
