@@ -11,6 +11,12 @@ const ProductKernels& product_kernels(Isa isa, WeightFormat format) {
   }
   switch (isa) {
 #ifdef ANTIPHON_KERNELS_X86
+    case Isa::kAmx:
+      return amx_kernels();
+    case Isa::kAvx512Bf16:
+      return avx512_bf16_kernels();
+    case Isa::kAvx512:
+      return avx512_kernels();
 #endif
     default:
       return portable_kernels();

@@ -1,5 +1,6 @@
 #include "slice_codec.h"
 
+#include <bit>
 #include <cstdint>
 #include <cstring>
 
@@ -31,8 +32,11 @@ class Words {
   std::byte* tile_;
 };
 
-// `bits` of each value a word can hold: the low ones for kInt5 and kInt6.
-void store_low_bits(Words words, const Column& column, int bits, const std::uint8_t* values) {
+int low_bits(WeightFormat format) { return format == WeightFormat::kInt8 ? 8 : 4; }
+
+void store_low_bits(Words words, WeightFormat format, const Column& column,
+                    const std::uint8_t* values) {
+  const int bits = low_bits(format);
   const int per_word = 32 / bits;
   const auto mask = (1U << static_cast<unsigned>(bits)) - 1;
   for (int i = 0; i < 16 / per_word; ++i) {
@@ -40,15 +44,17 @@ void store_low_bits(Words words, const Column& column, int bits, const std::uint
     for (int b = 0; b < per_word; ++b) {
       word |= (values[i * per_word + b] & mask) << static_cast<unsigned>(b * bits);
     }
-    words.set((i * 2 + column.h) * 16 + column.lane, word);
+    words.set((i * 2 + column.h) * 16 + column.lane, std::rotl(word, word_rotation(format)));
   }
 }
 
-void load_low_bits(Words words, const Column& column, int bits, std::uint8_t* values) {
+void load_low_bits(Words words, WeightFormat format, const Column& column, std::uint8_t* values) {
+  const int bits = low_bits(format);
   const int per_word = 32 / bits;
   const auto mask = (1U << static_cast<unsigned>(bits)) - 1;
   for (int p = 0; p < 16; ++p) {
-    const std::uint32_t word = words.get((p / per_word * 2 + column.h) * 16 + column.lane);
+    const int index = (p / per_word * 2 + column.h) * 16 + column.lane;
+    const std::uint32_t word = std::rotr(words.get(index), word_rotation(format));
     const auto shift = static_cast<unsigned>(p % per_word * bits);
     values[p] = static_cast<std::uint8_t>(word >> shift & mask);
   }
@@ -58,7 +64,7 @@ constexpr int kHighWords = 64;
 
 void store_column(Words words, WeightFormat format, const Column& column,
                   const std::uint8_t* values) {
-  store_low_bits(words, column, format == WeightFormat::kInt8 ? 8 : 4, values);
+  store_low_bits(words, format, column, values);
   std::uint32_t high = 0;
   if (format == WeightFormat::kInt5) {
     for (unsigned p = 0; p < 16; ++p) {
@@ -74,7 +80,7 @@ void store_column(Words words, WeightFormat format, const Column& column,
 }
 
 void load_column(Words words, WeightFormat format, const Column& column, std::uint8_t* values) {
-  load_low_bits(words, column, format == WeightFormat::kInt8 ? 8 : 4, values);
+  load_low_bits(words, format, column, values);
   for (unsigned p = 0; p < 16; ++p) {
     unsigned high = 0;
     if (format == WeightFormat::kInt5) {

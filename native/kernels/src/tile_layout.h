@@ -10,6 +10,7 @@
 //   kInt4: four bits p % 8 of word ((p / 8 * 2 + h) * 16 + l)
 //   kInt5: as kInt4, and the high bit in bit 16 h + p of word 64 + l
 //   kInt6: as kInt4, and the two high bits in bits 2 p of word 64 + 16 h + l
+// and the words below 64, of kInt8 all, are rotated by `word_rotation`.
 // A block has the integers of two tiles and then, of each, 16 scales and (not kInt8) 16 offsets or
 // second scales, in float16.
 #pragma once
@@ -63,6 +64,27 @@ template <class Byte>
 Byte* tile_scales(Byte* block, WeightFormat format, int half) {
   return block + 2 * tile_bytes(format).weights +
          static_cast<std::size_t>(half) * tile_bytes(format).scales;
+}
+
+constexpr int value_bits(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kInt8:
+      return 8;
+    case WeightFormat::kInt6:
+      return 6;
+    case WeightFormat::kInt5:
+      return 5;
+    case WeightFormat::kInt4:
+      return 4;
+    default:
+      return 0;
+  }
+}
+
+// By how much words are rotated to the left: so that in one of them a value's low bits are where a
+// float has them that is to be 1 + value / 2^bits.
+constexpr int word_rotation(WeightFormat format) {
+  return (23 - value_bits(format)) % (format == WeightFormat::kInt8 ? 8 : 4);
 }
 
 enum class TileOrder : int { kChannels, kPairs };

@@ -1,12 +1,12 @@
 // For any machine: plain loops, float32.
-#include <cmath>
+#include <cstring>
 
-#include "bfloat16.h"
-#include "finish_rows.h"
-#include "float16.h"
-#include "product_kernels.h"
-#include "quantization.h"
-#include "slice_codec.h"
+#include "../bfloat16.h"
+#include "../finish_rows.h"
+#include "../product_kernels.h"
+#include "../quantization.h"
+#include "../slice_codec.h"
+#include "vector_math.h"
 
 namespace antiphon::kernels {
 namespace {
@@ -61,21 +61,13 @@ void multiply(const Product& product) {
   }
 }
 
-void finish(const Finish& work) {
-  finish_rows(work, [](float* values) {
-    for (int i = 0; i < kLanes; ++i) {
-      values[i] /= 1.0F + std::exp(-values[i]);
-    }
-  });
-}
-
 constexpr ProductKernels kKernels = {
     Type::kF32,
     {nullptr, unpack_bf16, unpack_integers<WeightFormat::kInt8>,
      unpack_integers<WeightFormat::kInt6>, unpack_integers<WeightFormat::kInt5>,
      unpack_integers<WeightFormat::kInt4>},
     multiply,
-    finish,
+    finishing::finish_rows<portable::FloatVector>,
     [](std::int64_t) {},
     [] {},
 };
