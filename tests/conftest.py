@@ -1,10 +1,15 @@
-"""Options of the test run, and the event loops of its tests."""
+"""Options of the test run, how its processes start, and the event loops of its tests."""
 
 import asyncio
+import os
+import shlex
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from antiphon_client.event_loop import deaf_once_closed
+from support import zygote
 
 
 class _LoopsThatEnd(asyncio.DefaultEventLoopPolicy):
@@ -27,6 +32,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=1,
         help="how many times as often tests with random lives repeat them; 20 makes a long run",
     )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: Sequence[Any]) -> None:
+    """Has the test processes forked: what they all import would cost each of them seconds."""
+    launcher = zygote.launcher_command(modules=("support.worker_imports",))
+    for spec in specs:
+        spec.python = shlex.join([*launcher, "test_worker"])
+    # The test processes start servers and engines by the same zygote.
+    os.environ[zygote.NAME_VARIABLE] = launcher[-1]
 
 
 @pytest.fixture(scope="session")

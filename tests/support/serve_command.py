@@ -5,19 +5,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-_BY_FORKS = Path(__file__).with_name("serve_by_forks.py")
+from support.forked_process import ForkedProcess
 
 
 @dataclass
 class Command:
     """A server process and what it said."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | ForkedProcess
 
     def read_ready_line(self) -> str:
         """Waits for the ready line; the process ending first is a failure."""
@@ -53,9 +53,7 @@ class Runner:
     ) -> None:
         self.directory = directory
         self.checkpoint = checkpoint
-        self._antiphon = [sys.executable, "-m", "antiphon_cli.main"]
-        if engine_command:
-            self._antiphon = [sys.executable, "-P", str(_BY_FORKS), json.dumps(engine_command)]
+        self._engine_command = engine_command
         self.commands: list[Command] = []
 
     def start(
@@ -69,24 +67,36 @@ class Runner:
             streams: What a shell would do to its standard streams, such as `>&-`.
         """
         store = self.directory / f"sessions-{len(self.commands)}.db"
-        process = subprocess.Popen(
-            [
-                *("sh", "-c", f'exec "$@" {streams}', "sh"),
-                *(*self._antiphon, "serve"),
-                *("--model", str(self.checkpoint), "--store", str(store)),
-                *("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"),
-                *("--set", "engine.kv_cache_tokens=4096", "--set", "engine.num_threads=1"),
-                *("--set", "constraints.load_at_start=false"),
-                *flags,
-            ],
-            env={**_environment(), "HOME": str(self.directory), **dict(environ)},
+        words = [
+            *("--model", str(self.checkpoint), "--store", str(store)),
+            *("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"),
+            *("--set", "engine.kv_cache_tokens=4096", "--set", "engine.num_threads=1"),
+            *("--set", "constraints.load_at_start=false"),
+            *flags,
+        ]
+        process: subprocess.Popen[str] | ForkedProcess
+        environment = {**_environment(), "HOME": str(self.directory), **dict(environ)}
+        if self._engine_command is None:
+            process = self._spawn(words, environment, streams)
+        else:
+            assert not streams
+            command = ["antiphon_serve", json.dumps([*self._engine_command]), *words]
+            process = ForkedProcess(command, environ=environment, directory=self.directory)
+        self.commands.append(Command(process))
+        return self.commands[-1]
+
+    def _spawn(
+        self, words: Sequence[str], environ: Mapping[str, str], streams: str
+    ) -> subprocess.Popen[str]:
+        antiphon = [sys.executable, "-m", "antiphon_cli.main", "serve"]
+        return subprocess.Popen(
+            ["sh", "-c", f'exec "$@" {streams}', "sh", *antiphon, *words],
+            env=environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             cwd=self.directory,
         )
-        self.commands.append(Command(process))
-        return self.commands[-1]
 
     def run(self, *flags: str, environ: Sequence[tuple[str, str]] = ()) -> tuple[int, str]:
         """Runs a server that is to end by itself; returns exit status and standard error."""
@@ -109,9 +119,9 @@ def serve_runner(
     Args:
         directory: Where the servers run.
         checkpoint: The directory of their model.
-        engine_command: Runs their engines, such as `forked("antiphon_engine")`; None: the command
-            that people run. One that forks spares seconds of imports for each start, but its
-            process ids are those of launchers: they can be killed, and not be halted.
+        engine_command: Runs their engines, such as `forked("antiphon_engine")`, and has the
+            servers forked as well, which spares seconds of imports for each start; None: the
+            command that people run.
     """
     made = Runner(directory, checkpoint, engine_command)
     try:
@@ -129,13 +139,26 @@ def address_in(line: str) -> str:
 
 
 def engines_of(process_id: int) -> list[int]:
-    """Returns the ids of a server's engine processes: its children that check no constraints."""
-    return [child for child in children_of(process_id) if not _checks_constraints(child)]
+    """Returns the ids of a server's engine processes: its children that check no constraints.
+
+    Where a child stands for a fork, that is the engine.
+    """
+    children = [child for child in children_of(process_id) if not _checks_constraints(child)]
+    return [_forked_by(child) or child for child in children]
 
 
 def checkers_of(process_id: int) -> list[int]:
     """Returns the ids of a server's processes that check constraints."""
     return [child for child in children_of(process_id) if _checks_constraints(child)]
+
+
+def _forked_by(launcher_id: int) -> int | None:
+    """Returns the id of the fork that a launcher stands for; None: it is no launcher."""
+    try:
+        title = Path(f"/proc/{launcher_id}/comm").read_text()
+    except OSError:
+        return None
+    return int(title.split()[1]) if title.startswith("fork ") else None
 
 
 def _checks_constraints(process_id: int) -> bool:

@@ -24,6 +24,7 @@ from antiphon.v1.session_pb2 import (
 from antiphon.v1.types_pb2 import GenerationConfig, OutputOptions, SamplingParams, StopConditions
 
 from support.answers import LIMIT_S, fold_turn
+from support.engine_zygote import forked
 from support.serve_command import Command, Runner, serve_runner
 from support.session_rows import user
 from support.turn_runs import events_of_turn, new_session
@@ -83,7 +84,8 @@ def kill_both(command: Command) -> None:
 
 @pytest.mark.asyncio
 async def test_killed_processes_cost_no_character(tmp_path: Path, tiny_checkpoint: Path) -> None:
-    with serve_runner(tmp_path, tiny_checkpoint) as runner:
+    engine_command = forked("antiphon_engine")
+    with serve_runner(tmp_path, tiny_checkpoint, engine_command=engine_command) as runner:
         async with served(runner) as client:
             session = await new_session(client)
             expected = [

@@ -25,6 +25,7 @@ from antiphon.v1.types_pb2 import (
 )
 
 from support.default_model import FIRST_USE_LIMIT_S, default_checkpoint
+from support.engine_zygote import forked
 from support.serve_command import Command, Runner, serve_runner
 
 pytestmark = [pytest.mark.default_model, pytest.mark.timeout(FIRST_USE_LIMIT_S)]
@@ -38,7 +39,9 @@ CONFIG = GenerationConfig(
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
-    with serve_runner(tmp_path_factory.mktemp("served"), default_checkpoint()) as made:
+    directory = tmp_path_factory.mktemp("served")
+    engine_command = forked("antiphon_engine")
+    with serve_runner(directory, default_checkpoint(), engine_command=engine_command) as made:
         yield made
 
 

@@ -27,6 +27,7 @@ from transformers import PreTrainedTokenizerFast
 from antiphon_engine.api.link import EngineLink
 from support.answers import ask, ask_in_session
 from support.canary import Canary
+from support.engine_zygote import forked
 from support.real_server import scripted_engine, scripted_server
 from support.scripted_engine import Script
 from support.serve_command import serve_runner
@@ -221,7 +222,7 @@ async def test_broken_template_ends_the_start_and_is_told_with_its_line(tmp_path
     save_byte_level_tokenizer(
         checkpoint, chat_template="fine\n{% for m in messages %}\n{% endif %}"
     )
-    with serve_runner(tmp_path, checkpoint) as runner:
+    with serve_runner(tmp_path, checkpoint, engine_command=forked("antiphon_engine")) as runner:
         exit_status, log = runner.run()
 
     assert exit_status == 2

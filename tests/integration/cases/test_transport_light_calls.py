@@ -27,6 +27,7 @@ from antiphon.v1.types_pb2 import (
 )
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from support.engine_zygote import forked
 from support.serve_command import Command, serve_runner
 from support.server import details_of
 from support.tiny_checkpoints import TinyModel, make_checkpoint
@@ -48,7 +49,9 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     directory = tmp_path_factory.mktemp("served")
     made = make_checkpoint(directory / "tiny", TinyModel(context_tokens=CONTEXT_TOKENS))
-    with serve_runner(directory, save_byte_level_tokenizer(made)) as runner:
+    checkpoint = save_byte_level_tokenizer(made)
+    engine_command = forked("antiphon_engine")
+    with serve_runner(directory, checkpoint, engine_command=engine_command) as runner:
         yield runner.start(
             *("--admin-listen", f"unix:{directory}/admin.sock"),
             *("--set", f"engine.kv_cache_tokens={NUM_ROWS * CONTEXT_TOKENS}"),

@@ -16,6 +16,7 @@ from antiphon.v1.session_pb2 import (
 from antiphon.v1.session_pb2_grpc import SessionServiceStub
 from antiphon.v1.types_pb2 import FinishReason, GenerationConfig, SamplingParams, StopConditions
 
+from support.engine_zygote import forked
 from support.serve_command import Runner, serve_runner
 from support.server import details_of
 from support.session_rows import user
@@ -38,7 +39,7 @@ SLOW = ("--set", "engine.fault_delay_commit_ms=100")
 @pytest.fixture
 def runner(tmp_path: Path) -> Iterator[Runner]:
     checkpoint = save_byte_level_tokenizer(make_checkpoint(tmp_path / "tiny"))
-    with serve_runner(tmp_path, checkpoint) as made:
+    with serve_runner(tmp_path, checkpoint, engine_command=forked("antiphon_engine")) as made:
         yield made
 
 

@@ -29,6 +29,7 @@ from antiphon.v1.types_pb2 import (
 from support.answers import LIMIT_S, fold_turn
 from support.calling_models import calls_of
 from support.chat_templates import CHATML_WITH_TOOLS
+from support.engine_zygote import forked
 from support.serve_command import Command, serve_runner
 from support.session_rows import user
 from support.tiny_checkpoints import TinyModel, make_checkpoint
@@ -126,7 +127,8 @@ async def test_a_call_that_was_told_stays_whatever_is_killed(tmp_path: Path) -> 
         assert len({call.call_id for call in calls}) == len(calls)
         assert calls[: len(calls_in(told))] == calls_in(told)
 
-    with serve_runner(tmp_path, checkpoint) as runner:
+    engine_command = forked("antiphon_engine")
+    with serve_runner(tmp_path, checkpoint, engine_command=engine_command) as runner:
         command = runner.start(*flags)
         async with connected(command) as client:
             session = await new_session(client, tools=TOOLS)

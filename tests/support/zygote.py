@@ -1,0 +1,182 @@
+"""A process that has imported all that tests start, and forks for each: what starts costs a moment.
+
+Who asks sends standard input, output, error and what to run, and is told the process id, and how it
+ended. A process whose asker is gone is killed, and so are all when the zygote's standard input
+ends. The run's processes share one zygote; see `tests/conftest.py`.
+"""
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+NAME_VARIABLE = "TESTS_ZYGOTE"
+"""Has the name of the socket of the zygote that a run shares."""
+_MAX_REQUEST_BYTES = 1 << 17
+_MAX_FILES = 4
+"""Standard input, output, error, and an engine's link."""
+_END_LIMIT_S = 10.0
+
+
+@cache
+def zygote_name(modules: tuple[str, ...] = ()) -> str:
+    """Returns the name of the zygote's socket; starts one where the run has none.
+
+    Args:
+        modules: What it imports beside what engines and front ends start with.
+    """
+    if name := os.environ.get(NAME_VARIABLE):
+        return name
+    name = f"antiphon-zygote-{secrets.token_hex(16)}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        # Who asks may call from now on: they wait for the imports.
+        listener.bind(f"\0{name}")
+        listener.listen()
+        tests = str(Path(__file__).parents[1])
+        program = (
+            f"import sys; sys.path.insert(0, {tests!r})\n"
+            f"from support.zygote import serve; serve({listener.fileno()}, {modules!r})"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            # Its threads would not be there in a fork.
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            pass_fds=(listener.fileno(),),
+            start_new_session=True,
+        )
+    atexit.register(process.communicate, timeout=_END_LIMIT_S)
+    return name
+
+
+def launcher_command(modules: tuple[str, ...] = ()) -> list[str]:
+    """Returns a command: with a main function and its arguments behind, it stands for a fork."""
+    launcher = Path(__file__).with_name("fork_launcher.py")
+    return [sys.executable, "-I", "-S", str(launcher), zygote_name(modules)]
+
+
+def serve(listener_fd: int, modules: Sequence[str]) -> None:
+    """Forks until standard input ends; kills all that still runs then."""
+    for module in ("antiphon_engine.loading", "support.forked_mains", *modules):
+        importlib.import_module(module)
+    # Forks would look at all of this again, and copy it by that.
+    gc.collect()
+    gc.freeze()
+    assert len(os.listdir("/proc/self/task")) == 1, "a process with threads must not fork"
+    _Zygote(socket.socket(fileno=listener_fd)).run()
+
+
+class _Zygote:
+    """Has a process for each asker that is connected."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._process_ids: dict[socket.socket, int] = {}
+
+    def run(self) -> None:
+        """Serves until standard input ends."""
+        self._selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        while True:
+            for key, _ in self._selector.select():
+                if key.data is None:
+                    self._kill_all()
+                    return
+                key.data()
+
+    def _accept(self) -> None:
+        asker, _ = self._listener.accept()
+        said, files = b"", list[int]()
+        with contextlib.suppress(ConnectionResetError):
+            said, files, _, _ = socket.recv_fds(asker, _MAX_REQUEST_BYTES, _MAX_FILES)
+        if not said:  # It was killed before it could say what it wants.
+            asker.close()
+            return
+        process_id = os.fork()
+        if not process_id:
+            _be(json.loads(said), files)
+        for file in files:
+            os.close(file)
+        self._process_ids[asker] = process_id
+        self._tell(asker, process_id)
+        process = os.pidfd_open(process_id)
+        self._selector.register(process, selectors.EVENT_READ, lambda: self._reap(asker, process))
+        self._selector.register(asker, selectors.EVENT_READ, lambda: self._kill(asker))
+
+    def _kill(self, asker: socket.socket) -> None:
+        """Kills the process whose asker has ended."""
+        if asker not in self._process_ids:
+            return  # Both ended at once, and the process was seen first.
+        self._selector.unregister(asker)
+        os.kill(self._process_ids[asker], signal.SIGKILL)
+
+    def _reap(self, asker: socket.socket, process: int) -> None:
+        """Tells an asker how its process ended."""
+        self._selector.unregister(process)
+        os.close(process)
+        _, status = os.waitpid(self._process_ids.pop(asker), 0)
+        if asker in self._selector.get_map():
+            self._selector.unregister(asker)
+            self._tell(asker, os.waitstatus_to_exitcode(status))
+        asker.close()
+
+    def _tell(self, asker: socket.socket, number: int) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            asker.send(str(number).encode())
+
+    def _kill_all(self) -> None:
+        for process_id in self._process_ids.values():
+            os.kill(process_id, signal.SIGKILL)
+
+
+def _be(request: Mapping[str, Any], files: Sequence[int]) -> None:
+    """Runs a main function with the files and the place of who asked, and ends this process."""
+    status = 1
+    try:
+        os.setsid()
+        standard, kept = files[:3], files[3:]
+        for target, source in enumerate(standard):
+            os.dup2(source, target)
+        # The zygote's own ones know whether its files can be sought in, and these can't.
+        sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) > 2 and int(name) not in kept:
+                with contextlib.suppress(OSError):  # Of the listing itself.
+                    os.close(int(name))
+        main, *arguments = request["command"]
+        os.environ.clear()
+        os.environ.update(request["environ"])
+        os.chdir(request["directory"])
+        sys.argv = [main, *arguments, *map(str, kept)]
+        status = _main_of(main)()
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else 1
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _main_of(name: str) -> Callable[[], int]:
+    """Returns a main function of `support.forked_mains`."""
+    main: Callable[[], int] = importlib.import_module("support.forked_mains").MAINS[name]
+    return main
