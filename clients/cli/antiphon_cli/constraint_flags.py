@@ -1,6 +1,7 @@
 """Flags that say what an answer must look like."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from antiphon.v1 import types_pb2
@@ -10,7 +11,9 @@ from antiphon_client import choice, grammar, json_object, json_schema, regex, st
 
 def add_constraint(parser: argparse.ArgumentParser) -> None:
     """Declares the kinds, of which one may be given."""
-    group = parser.add_argument_group("what the answer must look like")
+    group = parser.add_argument_group(
+        "what the answer must look like", "FILE may be -, for standard input."
+    )
     kinds = group.add_mutually_exclusive_group()
     kinds.add_argument("--json-schema", type=Path, metavar="FILE", help="JSON that a schema allows")
     kinds.add_argument("--json-object", action="store_true", help="any JSON object")
@@ -47,11 +50,11 @@ def constraint_of(  # noqa: PLR0911 - one for each kind
     """
     compact = True if arguments.compact_json else None
     if arguments.json_schema is not None:
-        return json_schema(arguments.json_schema.read_text(encoding="utf-8"), compact=compact)
+        return json_schema(_text_of(arguments.json_schema), compact=compact)
     if arguments.json_object:
         return json_object(compact=compact)
     if arguments.structural_tag is not None:
-        tag = arguments.structural_tag.read_text(encoding="utf-8")
+        tag = _text_of(arguments.structural_tag)
         return structural_tag(tag, compact=compact)
     if compact:
         raise ValueError(
@@ -62,5 +65,9 @@ def constraint_of(  # noqa: PLR0911 - one for each kind
     if arguments.choice:
         return choice(*arguments.choice)
     if arguments.grammar is not None:
-        return grammar(arguments.grammar.read_text(encoding="utf-8"))
+        return grammar(_text_of(arguments.grammar))
     return None
+
+
+def _text_of(path: Path) -> str:
+    return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")

@@ -16,6 +16,7 @@ COMMANDS: Final = {
     "chat": "talk to a model, with the history kept on the server",
     "session": "list, show, export, import and delete conversations",
     "generate": "one answer, streamed to standard output",
+    "validate-constraint": "whether answers can be held to a schema, an expression or a grammar",
     "trace": "where the time of a turn went",
     "top": "what an engine does, live",
     "backup": "copy the session store, while its server runs",
@@ -121,7 +122,7 @@ def _end_with(complaint: str, status: int) -> int:
 
 
 def _load(name: str) -> Command:
-    return cast(Command, import_module(f"antiphon_cli.{name}"))
+    return cast(Command, import_module(f"antiphon_cli.{name.replace('-', '_')}"))
 
 
 def _usage() -> str:
