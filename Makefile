@@ -22,7 +22,7 @@ COUNT ?= 10000
 WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
 PIP_INSTALL = $(BIN)/pip install --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
 
-.PHONY: help setup native serve check check-protos format test test-device stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-grammar bench-guided bench-policies bench-sessions bench-tenants bench-tracing observe check-dashboard clean
+.PHONY: help setup native serve check check-protos format test test-device stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-grammar bench-guided bench-policies bench-collectors bench-sessions bench-tenants bench-tracing observe check-dashboard clean
 .DEFAULT_GOAL := help
 # A virtual environment that was left half made is made again.
 .DELETE_ON_ERROR:
@@ -123,7 +123,10 @@ bench-guided: setup    ## Measures constraints on the default model: what they c
 bench-sessions: setup    ## Measures sessions: delivery at 256 and 512 streams, memory, the cost of a 500th turn; no model needed
 	$(BIN)/python tests/bench/sessions.py $(ARGS)
 
-bench-tracing: setup    ## Measures what tracing costs a server of the default model, and whether spans tell what a client sees
+bench-collectors: setup    ## Measures servers beside collectors in trouble, their ends, and 10,000 callers with names of their own; no model needed
+	$(BIN)/python tests/bench/collectors.py $(COLLECTORS_ARGS)
+
+bench-tracing: setup bench-collectors    ## Measures what tracing costs a server of the default model, and whether spans tell what a client sees, behind bench-collectors
 	$(BIN)/python tests/bench/tracing.py $(ARGS)
 
 observe: setup $(PHOENIX)/.$(PHOENIX_VERSION)    ## Serves the default model beside Arize Phoenix and Prometheus, and chats; ARGS=--check compares what they tell

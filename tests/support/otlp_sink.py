@@ -90,6 +90,8 @@ class OtlpSink(
         self.delay_s = delay_s
         self.endpoint = ""
         self.num_exports = 0
+        self.num_metric_exports = 0
+        """Those of them that brought metrics."""
         self.metadata: dict[str, str | bytes] = {}
         """Of the last export."""
         self.resource_metrics: list[ResourceMetrics] = []
@@ -98,7 +100,7 @@ class OtlpSink(
         self._ended = threading.Event()
 
     def Export(self, request, context):
-        self._meet(context)
+        self._meet(request, context)
         with self._news:
             if isinstance(request, trace_service_pb2.ExportTraceServiceRequest):
                 self._resource_spans.extend(request.resource_spans)
@@ -130,6 +132,12 @@ class OtlpSink(
         found = [span for span in self.spans if span.parent_id == parent.span_id]
         return sorted(found, key=lambda seen: seen.span.start_time_unix_nano)
 
+    def forget(self) -> None:
+        """Lets go of what it has taken."""
+        with self._news:
+            self._resource_spans.clear()
+            self.resource_metrics.clear()
+
     def wait_for(self, num: int, name: str, *, limit_s: float = 30.0) -> list[SeenSpan]:
         """Waits until there are so many spans of a name. Blocks its thread."""
         end_s = time.monotonic() + limit_s
@@ -140,8 +148,11 @@ class OtlpSink(
                 self._news.wait(min(left_s, 0.2))
         return self.named(name)
 
-    def _meet(self, context: grpc.ServicerContext) -> None:
+    def _meet(self, request: object, context: grpc.ServicerContext) -> None:
         self.num_exports += 1
+        self.num_metric_exports += isinstance(
+            request, metrics_service_pb2.ExportMetricsServiceRequest
+        )
         self.metadata = dict(context.invocation_metadata())
         if self.mood is Mood.REFUSES:
             context.abort(grpc.StatusCode.UNAVAILABLE, "refused")

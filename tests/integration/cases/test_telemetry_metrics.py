@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +14,8 @@ from support.fake_engine import FakeEngine
 from support.scrapes import scrape
 from support.server import RunningServer, running_server
 from support.session_rows import user
-from support.traces import submitted, turn
+from support.strangers import call_all
+from support.traces import submitted
 
 LISTEN = "telemetry.prometheus_listen=127.0.0.1:0"
 STEP_S = 0.05
@@ -127,55 +127,14 @@ async def test_times_to_tokens_agree_with_what_clients_see(tmp_path: Path):
     assert told.sum(f"{INTER_TOKEN}_sum") >= seen.num_between * STEP_S * 0.9
 
 
-Stranger = Callable[[int], "grpc.aio.Call"]
-
-
-async def ended(call: grpc.aio.Call) -> None:
-    try:
-        if isinstance(call, grpc.aio.UnaryUnaryCall):
-            await call
-        else:
-            async for _ in call:
-                pass
-    except grpc.aio.AioRpcError:
-        pass
-
-
-def strangers(server: RunningServer) -> dict[str, Stranger]:
-    """Calls with a name of their own each, by what has the name."""
-    unknown = server.channel.unary_unary
-    return {
-        "model": lambda index: server.inference.Generate(
-            GenerateRequest(model=f"models/m{index}", prompt=Prompt(text="a"))
-        ),
-        "tenant": lambda index: server.inference.Generate(
-            asked(1), metadata=[("x-tenant", f"t{index}"), ("authorization", f"Bearer {index}")]
-        ),
-        "session": lambda index: server.sessions.RunTurn(
-            RunTurnRequest(session=f"sessions/s{index}", turn=turn(f"t{index}"))
-        ),
-        "method": lambda index: unknown(f"/antiphon.v1.InferenceService/M{index}")(b""),
-        "metadata": lambda index: server.inference.Generate(
-            asked(1), metadata=[(f"x-m{index}", "1"), ("user-id", f"u{index}")]
-        ),
-    }
-
-
-async def call_all(server: RunningServer, numbers: range) -> None:
-    for call in strangers(server).values():
-        for start in range(numbers.start, numbers.stop, 20):
-            batch = range(start, min(start + 20, numbers.stop))
-            await asyncio.gather(*(ended(call(index)) for index in batch))
-
-
 async def test_names_from_callers_make_no_series(tmp_path: Path):
     async with running_server(tmp_path, settings=[LISTEN]) as server:
         await server.inference.Generate(asked(1))
         before = await scrape(server.server.metering.address)
-        await call_all(server, range(1))
+        await call_all(server.channel, range(1))
         once = await scrape(server.server.metering.address)
 
-        await call_all(server, range(1, NUM_STRANGERS))
+        await call_all(server.channel, range(1, NUM_STRANGERS))
         after = await scrape(server.server.metering.address)
 
     assert len(after.series) - len(before.series) <= MAX_NEW_SERIES
