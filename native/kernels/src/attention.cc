@@ -244,9 +244,14 @@ AttentionWorkspace::~AttentionWorkspace() {
 }
 
 const AttentionKernels& attention_kernels(Isa isa, Type queries, Type cache) {
-  static_cast<void>(queries);
-  static_cast<void>(cache);
 #if defined(ANTIPHON_KERNELS_X86)
+  const bool is_bf16 = queries == Type::kBf16 && cache == Type::kBf16;
+  if (isa >= Isa::kAmx && is_bf16) {
+    return amx::kAttentionKernels;
+  }
+  if (isa >= Isa::kAvx512Bf16 && is_bf16) {
+    return avx512_bf16::kAttentionKernels;
+  }
   if (isa >= Isa::kAvx512) {
     return avx512::kAttentionKernels;
   }
@@ -255,6 +260,8 @@ const AttentionKernels& attention_kernels(Isa isa, Type queries, Type cache) {
   }
 #endif
   static_cast<void>(isa);
+  static_cast<void>(queries);
+  static_cast<void>(cache);
   return portable::kAttentionKernels;
 }
 

@@ -1,0 +1,135 @@
+#include "attention_pairs.h"
+
+#include <immintrin.h>
+
+#include "../attention_softmax.h"
+#include "../avx512/vector_math.h"
+
+namespace antiphon::kernels::avx512_bf16 {
+
+namespace {
+
+using avx512::FloatVector;
+
+constexpr int kHalves = 32;        // bf16 numbers of a vector,
+constexpr int kQuarterHalves = 8;  // and of a quarter
+
+// Those that are left of `size` from `place` on.
+__mmask32 halves_left(int size, int place) {
+  const int left = size - place;
+  if (left <= 0) {
+    return 0;
+  }
+  return left >= kHalves ? ~__mmask32{0}
+                         : static_cast<__mmask32>((1U << static_cast<unsigned>(left)) - 1U);
+}
+
+const std::uint16_t* halves(const void* row) { return static_cast<const std::uint16_t*>(row); }
+
+// Quarter `i` of the result is what is at `place` in row 4 i + `first` of 16.
+__m512i load_quarters(const void* const* rows, int first, int place) {
+  const auto quarter = [&](int i) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(halves(rows[4 * i + first]) + place));
+  };
+  __m512i all = _mm512_castsi128_si512(quarter(0));
+  all = _mm512_mask_broadcast_i32x4(all, 0x00F0, quarter(1));
+  all = _mm512_mask_broadcast_i32x4(all, 0x0F00, quarter(2));
+  return _mm512_mask_broadcast_i32x4(all, 0xF000, quarter(3));
+}
+
+// The same where a row ends within the quarter.
+__m512i load_quarter_ends(const void* const* rows, int first, int place, __mmask8 left) {
+  alignas(64) __m128i quarters[4];
+  for (int i = 0; i < 4; ++i) {
+    quarters[i] = _mm_maskz_loadu_epi16(left, halves(rows[4 * i + first]) + place);
+  }
+  return _mm512_load_si512(quarters);
+}
+
+// Four pairs of dimensions of 16 keys: each pair's vector goes to a row of its own.
+void store_transposed(const __m512i (&quarters)[4], std::uint32_t* to) {
+  const __m512i low01 = _mm512_unpacklo_epi32(quarters[0], quarters[1]);
+  const __m512i low23 = _mm512_unpacklo_epi32(quarters[2], quarters[3]);
+  const __m512i high01 = _mm512_unpackhi_epi32(quarters[0], quarters[1]);
+  const __m512i high23 = _mm512_unpackhi_epi32(quarters[2], quarters[3]);
+  _mm512_storeu_si512(to, _mm512_unpacklo_epi64(low01, low23));
+  _mm512_storeu_si512(to + kKeyBlock, _mm512_unpackhi_epi64(low01, low23));
+  _mm512_storeu_si512(to + 2 * kKeyBlock, _mm512_unpacklo_epi64(high01, high23));
+  _mm512_storeu_si512(to + 3 * kKeyBlock, _mm512_unpackhi_epi64(high01, high23));
+}
+
+struct PairWeights {
+  static void store(const AttentionTile& tile, int query, const FloatVector* weights) {
+    auto* to = static_cast<std::uint16_t*>(tile.weights) + std::int64_t{query} * kKeyBlock;
+    for (int i = 0; i < kKeyBlock / kHalves; ++i) {
+      const __m512bh rounded = _mm512_cvtne2ps_pbh(weights[2 * i + 1].lanes, weights[2 * i].lanes);
+      _mm512_storeu_si512(to + i * kHalves, reinterpret_cast<const __m512i&>(rounded));
+    }
+  }
+};
+
+}  // namespace
+
+void pack_query_rows(const AttentionTile& tile, const QueryRows& rows) {
+  auto* queries = static_cast<std::uint16_t*>(tile.queries);
+  for (int query = 0; query < tile.num_queries; ++query) {
+    const std::uint16_t* from = halves(rows.data) + query / tile.group * rows.stride +
+                                std::int64_t{query % tile.group} * tile.head_dim;
+    for (int i = 0; i < tile.padded_dim; i += kHalves) {
+      _mm512_storeu_si512(queries + std::int64_t{query} * tile.padded_dim + i,
+                          _mm512_maskz_loadu_epi16(halves_left(tile.head_dim, i), from + i));
+    }
+  }
+}
+
+// [padded_dim / 2, kKeyBlock] pairs.
+void pack_key_pairs(const AttentionTile& tile, const CacheRows& rows) {
+  auto* keys = static_cast<std::uint32_t*>(tile.keys);
+  for (int key = 0; key < rows.count; key += FloatVector::kLanes) {
+    for (int i = 0; i < tile.padded_dim; i += kQuarterHalves) {
+      __m512i quarters[4];
+      for (int j = 0; j < 4; ++j) {
+        quarters[j] = i + kQuarterHalves <= tile.head_dim
+                          ? load_quarters(rows.rows + key, j, i)
+                          : load_quarter_ends(rows.rows + key, j, i,
+                                              static_cast<__mmask8>(halves_left(tile.head_dim, i)));
+      }
+      store_transposed(quarters, keys + std::int64_t{i / 2} * kKeyBlock + key);
+    }
+  }
+}
+
+// [kKeyBlock / 2, padded_dim] pairs, zeros behind the last key as far as a tile of 32 keys goes.
+void pack_value_pairs(const AttentionTile& tile, const CacheRows& rows) {
+  const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
+                                       39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+  auto* values = static_cast<std::uint16_t*>(tile.values);
+  const int end = (rows.count + kHalves - 1) / kHalves * kHalves;
+  for (int key = 0; key < end; key += 2) {
+    for (int i = 0; i < tile.padded_dim; i += kHalves) {
+      const __mmask32 left = halves_left(tile.head_dim, i);
+      const __mmask32 first = key < rows.count ? left : 0;
+      const __mmask32 second = key + 1 < rows.count ? left : 0;
+      const __m512i a = _mm512_maskz_loadu_epi16(first, halves(rows.rows[key]) + i);
+      const __m512i b = _mm512_maskz_loadu_epi16(second, halves(rows.rows[key + 1]) + i);
+      std::uint16_t* to = values + std::int64_t{key} * tile.padded_dim + 2 * i;
+      _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, low, b));
+      _mm512_storeu_si512(to + kHalves, _mm512_permutex2var_epi16(a, high, b));
+    }
+  }
+}
+
+void weigh_pairs(const AttentionTile& tile, std::int64_t block_start) {
+  attention_templates::weigh<FloatVector, PairWeights>(tile, block_start);
+}
+
+void merge_parts(const AttentionTile& tile, const PartialResult& part, const PartialResult& total) {
+  attention_templates::merge<FloatVector>(tile, part, total);
+}
+
+void finish_rows(const AttentionTile& tile, const PartialResult& total, const OutputRows& out) {
+  attention_templates::finish<FloatVector>(tile, total, out);
+}
+
+}  // namespace antiphon::kernels::avx512_bf16
