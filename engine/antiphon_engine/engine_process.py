@@ -44,7 +44,7 @@ OnProgress: TypeAlias = Callable[[str, int, int], None]
 _WARM_UP_PROMPT_TOKENS = 32
 _WARM_UP_OUTPUT_TOKENS = 3
 _LAST_WORDS_S = 1.0
-_SWITCH_INTERVAL_S = 0.0002
+_SWITCH_INTERVAL_S = 0.001
 """How long the engine's thread waits for the interpreter while others work: libraries' import and
 what else a first grammar needs. It lets it go for each operation of a step, hundreds of times."""
 _GUIDE_MAKERS = 2

@@ -65,7 +65,8 @@ class EngineConfig:
     grammar_step_limit_ms: int = 100
     """Processor time that a grammar may take for one token; one that takes more fails."""
     stall_limit_s: float = 30.0
-    """The engine counts as stalled when it gives no sign of life for this long."""
+    """The engine counts as stalled when it gives no sign of life for this long; while it works, its
+    processor time counts."""
     restart_delay_s: float = 0.5
     """The wait before a dead engine is started again; doubles up to 30 s while it keeps dying."""
     fault_pause_every: int = 0

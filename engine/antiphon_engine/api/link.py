@@ -43,7 +43,7 @@ from antiphon_engine.api.process import (
     engine_command,
     spawn_engine,
 )
-from antiphon_engine.api.silence import Silence
+from antiphon_engine.api.silence import Silence, cpu_clock_of
 
 _log = logging.getLogger(__name__)
 
@@ -302,7 +302,7 @@ class EngineLink:
 
     async def _load(self, process: LinkedProcess, connection: Connection[ToFrontEnd]) -> str:
         """Waits until the model is loaded; returns what went wrong, or nothing."""
-        silence = Silence(connection, tick_s=_HEARTBEAT_S)
+        silence = _silence_of(process, connection, tick_s=_HEARTBEAT_S)
         while not self._loaded.done():
             if silence.length_s > _LOAD_SILENCE_LIMIT_S:
                 return f"The engine has not got on with loading for {silence.length_s:.0f} s"
@@ -314,7 +314,7 @@ class EngineLink:
     async def _watch(self, process: LinkedProcess, connection: Connection[ToFrontEnd]) -> str:
         """Waits until the process is lost or stalled for good, and says which."""
         limit_s = self._config.stall_limit_s
-        silence = Silence(connection, tick_s=min(_HEARTBEAT_S, limit_s / 4))
+        silence = _silence_of(process, connection, tick_s=min(_HEARTBEAT_S, limit_s / 4))
         self._heartbeat_sent = False
         while True:
             if not self._heartbeat_sent:
@@ -353,6 +353,12 @@ class EngineLink:
             self._state = state
             for callback in self._callbacks:
                 callback(state)
+
+
+def _silence_of(
+    process: LinkedProcess, connection: Connection[ToFrontEnd], *, tick_s: float
+) -> Silence:
+    return Silence(connection, tick_s=tick_s, engine_cpu_s=cpu_clock_of(process.process.pid))
 
 
 def _is_gone(process: LinkedProcess, connection: Connection[ToFrontEnd]) -> bool:

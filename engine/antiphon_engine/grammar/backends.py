@@ -39,6 +39,8 @@ class Backends:
         Raises:
             StartupError: its library is not there.
         """
+        if (built := self._built.get(name)) is not None:
+            return built
         with self._building:
             backend = self._built.get(name)
             if backend is None:

@@ -24,6 +24,8 @@ _log = structlog.get_logger(__name__)
 
 _NICENESS = 10
 _NUM_MARKERS = 16
+_IN_TURN = (GrammarBackend.LLGUIDANCE, GrammarBackend.XGRAMMAR)
+"""What is loaded at the start: the second takes seconds and few ask for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,21 +102,23 @@ class GuideMaker:
             thread.start()
 
     def _work(self) -> None:
-        # Threads that compile give way to those that compute steps.
-        lower(threading.current_thread(), _NICENESS)
         while True:
             wanted = self._wanted.get()
             if wanted is _Order.END:
                 return
             if wanted is _Order.LOAD:
+                # Imports hold the interpreter, so that whoever computes steps would wait for a
+                # thread that gives way to all others.
                 self._load_all()
             else:
+                # Threads that compile give way to those that compute steps.
+                lower(threading.current_thread(), _NICENESS)
                 self._prepared.put(self._prepare(*wanted))
 
     def _load_all(self) -> None:
         try:
             backends = self._load()
-            for name in GrammarBackend:
+            for name in _IN_TURN:
                 backends.build(name)
         except StartupError as error:
             _log.info("not every grammar can be enforced", cause=str(error))
