@@ -1,5 +1,6 @@
 """Questions about languages, answered by taking characters off their texts (derivatives)."""
 
+import operator
 from collections import deque
 from collections.abc import Iterator
 
@@ -21,7 +22,10 @@ from antiphon_server.constraints.languages.terms import (
 
 
 def derivative(term: Term, code_point: int) -> Term:
-    """Returns what may follow the character in texts of the language that begin with it."""
+    """Returns what may follow the character in texts of the language that begin with it.
+
+    Where that is the language itself, the same object: it knows its derivatives.
+    """
     known = term.derivatives.get(code_point)
     if known is None:
         known = term.derivatives[code_point] = _derivative(term, code_point)
@@ -37,16 +41,10 @@ def _derivative(term: Term, code_point: int) -> Term:
             after = literal(term.text[1:])
         case Kind.SEQUENCE:
             after = _of_sequence(term, code_point)
-        case Kind.CHOICE:
-            after = choice(*(derivative(part, code_point) for part in term.parts))
-        case Kind.BOTH:
-            after = both(*(derivative(part, code_point) for part in term.parts))
-        case Kind.COMPLEMENT:
-            after = complement(derivative(term.parts[0], code_point))
+        case Kind.CHOICE | Kind.BOTH | Kind.COMPLEMENT:
+            after = _of_parts(term, code_point)
         case Kind.REPEAT:
-            high = None if term.high is None else term.high - 1
-            rest = repeat(term.parts[0], max(term.low - 1, 0), high)
-            after = sequence(derivative(term.parts[0], code_point), rest)
+            after = sequence(derivative(term.parts[0], code_point), _one_less(term))
     return after
 
 
@@ -79,6 +77,27 @@ def is_empty(term: Term, *, max_states: int) -> bool | None:
         if len(seen) > max_states:
             return None
     return True
+
+
+def short_text(term: Term, limit: int) -> str | None:
+    """Returns a text of a plain language; None: it has none, or none that is this short is seen."""
+    text: str | None = None
+    match term.kind:
+        case Kind.CHARS:
+            text = chr(term.chars[0][0])
+        case Kind.TEXT:
+            text = term.text
+        case Kind.SEQUENCE:
+            texts = [short_text(part, limit) for part in term.parts]
+            known = [each for each in texts if each is not None]
+            text = "".join(known) if len(known) == len(texts) else None
+        case Kind.CHOICE:
+            options = (short_text(part, limit) for part in term.parts)
+            text = min((each for each in options if each is not None), key=len, default=None)
+        case Kind.REPEAT if term.low <= limit:
+            once = short_text(term.parts[0], limit) if term.low else ""
+            text = None if once is None else once * term.low
+    return None if text is None or len(text) > limit else text
 
 
 def finite_texts(term: Term, limit: int) -> frozenset[str] | None:
@@ -122,10 +141,29 @@ def last_sets(term: Term) -> Iterator[CharSet]:
                 yield from last_sets(part)
 
 
+def _of_parts(term: Term, code_point: int) -> Term:
+    parts = [derivative(part, code_point) for part in term.parts]
+    if all(map(operator.is_, parts, term.parts)):
+        return term
+    if term.kind is Kind.COMPLEMENT:
+        return complement(parts[0])
+    return choice(*parts) if term.kind is Kind.CHOICE else both(*parts)
+
+
+def _one_less(term: Term) -> Term:
+    """Returns what of a repetition follows one of its parts."""
+    if term.low == 0 and term.high is None:
+        return term
+    high = None if term.high is None else term.high - 1
+    return repeat(term.parts[0], max(term.low - 1, 0), high)
+
+
 def _of_sequence(term: Term, code_point: int) -> Term:
     options = []
     for index, part in enumerate(term.parts):
-        options.append(sequence(derivative(part, code_point), *term.parts[index + 1 :]))
+        after = derivative(part, code_point)
+        unchanged = index == 0 and after is part
+        options.append(term if unchanged else sequence(after, *term.parts[index + 1 :]))
         if not part.nullable:
             break
     return choice(*options)

@@ -16,7 +16,9 @@ from antiphon_server.constraints.json_schema.lark_rules import LarkRules
 from antiphon_server.constraints.languages.derivatives import (
     derivative,
     is_empty,
+    matches,
     representatives,
+    short_text,
 )
 from antiphon_server.constraints.languages.terms import (
     EMPTY,
@@ -67,6 +69,7 @@ class Boundaries:
         self._paths = paths
         self._counts = counts
         self._dead: dict[Term, bool] = {}
+        self._with_text: dict[Term, bool] = {}
         self._states_left = MAX_STATES
 
     def check(self, start: Part) -> None:
@@ -143,9 +146,29 @@ class Boundaries:
         if term.nullable:
             return False
         if term not in self._dead:
-            found = is_empty(term, max_states=_MAX_LOOK)
-            self._dead[term] = bool(found)
+            # Most have a text that is quickly found; to look everywhere takes long.
+            dead = not self._has_text(term) and is_empty(term, max_states=_MAX_LOOK)
+            self._dead[term] = bool(dead)
         return self._dead[term]
+
+    def _has_text(self, term: Term) -> bool:
+        """Returns whether a text is quickly found."""
+        if term.nullable or term.is_plain:
+            return term != NOTHING
+        if term not in self._with_text:
+            self._with_text[term] = self._find_text(term)
+        return self._with_text[term]
+
+    def _find_text(self, term: Term) -> bool:
+        match term.kind:
+            case Kind.CHOICE:
+                return any(map(self._has_text, term.parts))
+            case Kind.SEQUENCE | Kind.REPEAT:
+                return all(map(self._has_text, term.parts))
+            case Kind.BOTH:
+                texts = (short_text(each, _MAX_LOOK) for each in term.parts if each.is_plain)
+                return any(text is not None and matches(term, text) for text in texts)
+        return False
 
     def _check_end(self, way: Way, residues: _Residues) -> None:
         """Checks that nothing goes on where a way's text has ended."""
