@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -39,10 +40,19 @@ _COLLECTION_THRESHOLDS: Final = (10_000, 20, 20)
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commands:
+    """What runs the server's other processes; None: this Python does."""
+
+    engine: Sequence[str] | None
+    checker: Sequence[str] | None
+
+
 def run(
     config: Config,
     *,
     engine_command: Sequence[str] | None = None,
+    checker_command: Sequence[str] | None = None,
     notices: ServiceNotices | None = None,
 ) -> int:
     """Serves until SIGTERM or SIGINT and returns the exit status; a second signal exits at once.
@@ -53,6 +63,7 @@ def run(
     Args:
         config: The settings in force.
         engine_command: Runs the engine process; None: this Python's engine.
+        checker_command: Runs the process that checks constraints; None: this Python's.
         notices: What tells a service manager; None: nobody is told.
     """
     figures = TelemetryFigures()
@@ -61,7 +72,8 @@ def run(
     )
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            serving = _serve(config, engine_command, notices or ServiceNotices(), figures)
+            commands = Commands(engine=engine_command, checker=checker_command)
+            serving = _serve(config, commands, notices or ServiceNotices(), figures)
             return runner.run(serving)
     except StartupError as error:
         log.close()
@@ -73,7 +85,7 @@ def run(
 
 async def _serve(
     config: Config,
-    engine_command: Sequence[str] | None,
+    commands: Commands,
     notices: ServiceNotices,
     figures: TelemetryFigures,
 ) -> int:
@@ -84,7 +96,7 @@ async def _serve(
     # First of all, so that a second server on the same port fails before it loads anything.
     server = Server(config, figures=figures)
     engine: EngineLink | None = None
-    start = asyncio.create_task(_start(config, server, engine_command))
+    start = asyncio.create_task(_start(config, server, commands))
     life = asyncio.create_task(notices.keep_alive())
     try:
         await _either(start, stop)
@@ -108,9 +120,7 @@ async def _serve(
     return 0
 
 
-async def _start(
-    config: Config, server: Server, engine_command: Sequence[str] | None
-) -> EngineLink:
+async def _start(config: Config, server: Server, commands: Commands) -> EngineLink:
     """Loads the model, starts its engine, serves it and says so."""
     # A store that can't be had is told before the model is waited for.
     await server.open_store()
@@ -120,13 +130,13 @@ async def _start(
     engine = await EngineLink.start(
         config.engine,
         checkpoint,
-        command=engine_command,
+        command=commands.engine,
         on_progress=lambda news: progress(news.stage, news.done, news.total),
         logging=EngineLogging(level=config.logging.level, as_json=config.logging.format == "json"),
     )
     try:
         progress.end()
-        model = served_model(config, text, engine)
+        model = served_model(config, text, engine, checker_command=commands.checker)
         if config.constraints.load_at_start:
             model.checker.start()
         await server.open([model])

@@ -1,6 +1,7 @@
 """What an engine without a model works on: requests whose tokens follow from all that is before."""
 
 import hashlib
+import random
 import time
 from array import array
 from collections import deque
@@ -30,6 +31,10 @@ class Shape:
     kv_cache_tokens: int
     block_tokens: int
     max_rows: int
+    words: Sequence[int] = ()
+    """What it draws from where it may call tools, and says around its calls."""
+    calls: Sequence[Sequence[int]] = ()
+    """Whole calls; empty: it makes none."""
 
 
 class FakeOutput:
@@ -38,9 +43,19 @@ class FakeOutput:
     So a request that is taken up again behind the wrong tokens says something else.
     """
 
-    __slots__ = ("_alphabet", "_enders", "_state", "_stop", "ended", "index", "num_said", "said")
+    __slots__ = (
+        "_alphabet",
+        "_enders",
+        "_script",
+        "_state",
+        "_stop",
+        "ended",
+        "index",
+        "num_said",
+        "said",
+    )
 
-    def __init__(self, request: GenerationRequest, index: int, alphabet: Sequence[int]) -> None:
+    def __init__(self, request: GenerationRequest, index: int, shape: Shape) -> None:
         num_resumed = request.num_resumed_tokens
         split = len(request.prompt) - 4 * num_resumed
         seed = request.sampling.seed.to_bytes(8, "little") + bytes([index])
@@ -49,18 +64,27 @@ class FakeOutput:
         self.ended: FinishReason | None = None
         self.num_said = num_resumed
         self.said = array("i")
-        self._alphabet = alphabet
+        may_call = request.grammar is not None and bool(shape.calls)
+        self._alphabet = shape.words if may_call else shape.alphabet
+        self._script = _calls_after_words(digest, shape) if may_call else []
         self._stop = request.stop
         self._enders = {*request.stop.end_ids, *request.stop.stop_ids}
         self._state = int.from_bytes(digest, "little")
-        for token_id in array("i", request.prompt[split:]):
+        resumed = array("i", request.prompt[split:])
+        if [*resumed[: len(self._script)]] != self._script[:num_resumed]:
+            self._script = []  # Taken up behind what it never said.
+        for token_id in resumed:
             self._advance(token_id)
 
     def say(self) -> int:
         """Draws the next token, and notes whether the output ends with it."""
-        alphabet, stop = self._alphabet, self._stop
+        alphabet, stop, script = self._alphabet, self._stop, self._script
         place = (self._state >> 33) % len(alphabet)
         token_id = alphabet[place]
+        if self.num_said < len(script):
+            token_id = script[self.num_said]
+        elif script and stop.end_ids:
+            token_id = stop.end_ids[0]
         while self.num_said < stop.min_output_tokens and token_id in self._enders:
             place += 1
             token_id = alphabet[place % len(alphabet)]
@@ -78,6 +102,14 @@ class FakeOutput:
         self._state = (self._state * 6364136223846793005 + token_id + 1442695040888963407) & _MASK
 
 
+def _calls_after_words(digest: bytes, shape: Shape) -> list[int]:
+    """Returns what an output begins with: some words, and none, one or some calls."""
+    rng = random.Random(digest)
+    calls = [rng.choice(shape.calls) for _ in range(rng.randint(0, 3))]
+    words = rng.choices(shape.words, k=rng.randint(1, 12))
+    return [*words, *(token_id for call in calls for token_id in call)]
+
+
 class BatchRequest:
     """A request that was submitted."""
 
@@ -87,9 +119,7 @@ class BatchRequest:
         self.request_id = request_id
         self.request = request
         self.prompt = array("i", request.prompt)
-        self.outputs = [
-            FakeOutput(request, index, shape.alphabet) for index in range(request.num_outputs)
-        ]
+        self.outputs = [FakeOutput(request, index, shape) for index in range(request.num_outputs)]
         self.running = False
         self.held = False
         self.num_steps = 0

@@ -50,6 +50,9 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int = 8192
     alphabet: list[int] = []
     """The token ids that it draws from; empty: all."""
+    words: list[int] = []
+    calls: list[list[int]] = []
+    """See Shape."""
     clock_path: str = ""
     """Where it notes when its steps ended; empty: nowhere. See StepClock."""
 
@@ -75,6 +78,8 @@ class FakeEngineLoop:
             kv_cache_tokens=config.kv_cache_tokens or _KV_CACHE_TOKENS,
             block_tokens=config.block_tokens,
             max_rows=config.max_rows,
+            words=behaviour.words,
+            calls=behaviour.calls,
         )
         self._link = link
         self._interval_s = behaviour.step_interval_s

@@ -10,10 +10,14 @@ from support.tiny_tokenizers import save_byte_level_tokenizer
 
 
 def save_hollow_checkpoint(
-    directory: Path, *, vocabulary_size: int = 1024, context_tokens: int = 8192
+    directory: Path,
+    *,
+    vocabulary_size: int = 1024,
+    context_tokens: int = 8192,
+    chat_template: str | None = None,
 ) -> Path:
     """Writes what a front end looks at, for an engine that computes nothing; returns it."""
-    save_byte_level_tokenizer(directory)
+    save_byte_level_tokenizer(directory, chat_template=chat_template)
     config = {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",

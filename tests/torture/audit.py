@@ -56,8 +56,10 @@ class Auditor:
         if place:
             scratch = await self._unary.fork(session, place, scratch_id)
         else:
-            made = await self._unary.create(scratch_id, session.instructions, [])
-            scratch = SessionNotes(name=made.name, instructions=session.instructions)
+            made = await self._unary.create(scratch_id, session.instructions, tools=session.tools)
+            scratch = SessionNotes(
+                name=made.name, instructions=session.instructions, tools=session.tools
+            )
         frame = StartTurn(turn_id=turn.turn_id, items=turn.frame.items, config=turn.frame.config)
         again = TurnNotes(turn.turn_id, frame)
         await self._unary.run(scratch, again)
@@ -69,7 +71,7 @@ class Auditor:
         turns = await self._unary.list_turns(session, show_all=True)
         num_by_id = Counter(turn.name.rpartition("/")[2] for turn in turns)
         known = {turn.turn_id: turn for turn in session.turns()}
-        texts = Counter(turn.input[0].message.text for turn in turns if turn.input)
+        texts = Counter(turn.input[-1].message.text for turn in turns if turn.input)
         twice = [turn_id for turn_id, number in num_by_id.items() if number > 1]
         twice += [text for text, number in texts.items() if number > 1]
         if twice or set(num_by_id) - set(known):
@@ -106,10 +108,13 @@ def check_turn(kept: Turn, notes: TurnNotes, *, in_history: bool) -> None:
         raise ViolationError(
             Kind.LOST, f"{kept.name} is {kept.state}, expected {expected}; {kept.failure.reason}"
         )
-    if notes.asked_text and kept.input[0] != user(notes.asked_text):
+    if notes.asked_text and kept.input[-1] != user(notes.asked_text):
         raise ViolationError(Kind.TEXT, f"{kept.name} has the input {kept.input}")
     if not (notes.completed and notes.generates):
         return
+    calls = list(kept.output.tool_calls)
+    if calls != notes.calls[: len(calls)] or (notes.keeps_calls and calls != notes.calls):
+        raise ViolationError(Kind.LOST, f"{kept.name} keeps {calls}, told were {notes.calls}")
     text, (least, most) = kept.output.text, notes.kept_bounds
     begins = notes.longest.startswith(text) or text.startswith(notes.longest)
     if not (begins and least <= len(text) <= most):

@@ -86,13 +86,18 @@ class Client:
         if self.sessions and (len(self.sessions) >= _MAX_SESSIONS or self._rng.random() < 0.9):
             return self._rng.choice(self.sessions)
         session_id = self._draw_id("s")
-        made = SessionNotes(name=f"sessions/{session_id}", instructions=self._plans.text())
+        made = SessionNotes(
+            name=f"sessions/{session_id}",
+            instructions=self._plans.text(),
+            tools=self._plans.tools(),
+        )
         try:
-            await self.unary.create(session_id, made.instructions, [])
+            await self.unary.create(session_id, made.instructions, tools=made.tools)
         except (ViolationError, RefusedError) as error:
             self._tally.report(ViolationError(Kind.REFUSED, f"create: {error}"))
             return None
         self._tally.counts["sessions"] += 1
+        self._tally.counts["sessions_with_tools"] += bool(made.tools)
         self.sessions.append(made)
         return made
 

@@ -1,5 +1,6 @@
 """What clients ask, drawn from a seed."""
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from antiphon.v1.types_pb2 import (
     OutputOptions,
     SamplingParams,
     StopConditions,
+    Tool,
+    ToolResult,
 )
 
 from torture.session_notes import SessionNotes
@@ -59,6 +62,28 @@ class Scale:
     endless_tokens: int = 100_000
     """Of a turn that is to be stopped."""
     temperature: float = 1.0
+    tools_share: float = 0.4
+    """Of sessions, which offer tools: their engine must call them by itself."""
+    most_calling_tokens: int = 160
+    """Of a turn that may call: calls are long."""
+
+
+OPEN = Tool(
+    name="open",
+    parameters_json_schema=json.dumps(
+        {
+            "type": "object",
+            "properties": {"code": {"type": "string"}},
+            "required": ["code"],
+            "additionalProperties": False,
+        }
+    ),
+)
+CALLS = [
+    f'<tool_call>\n{{"name": "open", "arguments": {{"code": "{code}"}}}}\n</tool_call>'
+    for code in ("a", "bb", "müde", "ab12", "")
+]
+"""What calls it."""
 
 
 class Plans:
@@ -74,11 +99,16 @@ class Plans:
         words = self._rng.choices(_WORDS, k=self._rng.randint(2, 20))
         return " ".join([first, *words] if first else words)
 
+    def tools(self) -> list[Tool]:
+        """Draws what a session offers."""
+        return [OPEN] if self._rng.random() < self._scale.tools_share else []
+
     def append(self, session: SessionNotes) -> TurnNotes:
         """Draws a turn without output."""
         turn_id = self._draw_turn_id()
         session.num_asked += 1
-        return TurnNotes(turn_id, AppendItems(turn_id=turn_id, items=[user(self.text(turn_id))]))
+        items = self._items(session, turn_id, len(session.history))
+        return TurnNotes(turn_id, AppendItems(turn_id=turn_id, items=items))
 
     def turn(self, session: SessionNotes, *, alone: bool, num_tokens: int = 0) -> TurnNotes:
         """Draws a turn with output.
@@ -90,31 +120,47 @@ class Plans:
         """
         rng, turn_id = self._rng, self._draw_turn_id()
         session.num_asked += 1
-        num_tokens = num_tokens or rng.randint(self._scale.least_tokens, self._scale.most_tokens)
+        scale, place = self._scale, len(session.history)
+        most_tokens = scale.most_calling_tokens if session.tools else scale.most_tokens
+        num_tokens = num_tokens or rng.randint(scale.least_tokens, most_tokens)
+        rewinds = alone and bool(place) and rng.random() < 0.15
+        if rewinds:
+            place = rng.randrange(place + 1)
+        # One that stands behind another turn stands behind one that does not call.
+        items = self._items(session, turn_id, place if alone else 0)
         frame = StartTurn(
             turn_id=turn_id,
-            items=[user(self.text(turn_id))],
+            items=items,
             config=GenerationConfig(
-                sampling=SamplingParams(
-                    seed=rng.getrandbits(32), temperature=self._scale.temperature
-                ),
+                sampling=SamplingParams(seed=rng.getrandbits(32), temperature=scale.temperature),
                 stop=StopConditions(
                     max_output_tokens=num_tokens,
-                    ignore_eos=num_tokens == self._scale.endless_tokens or None,
+                    # What may call ends where it has called: it can't be told to go on.
+                    ignore_eos=(num_tokens == scale.endless_tokens and not session.tools) or None,
                 ),
                 output=OutputOptions(token_ids=True) if rng.random() < 0.2 else None,
             ),
         )
         if alone and rng.random() < 0.3:
             frame.expected_head.CopyFrom(session.point(len(session.history)))
-        if alone and session.history and rng.random() < 0.15:
-            frame.rewind_to.CopyFrom(session.point(rng.randrange(len(session.history) + 1)))
+        if rewinds:
+            frame.rewind_to.CopyFrom(session.point(place))
         return TurnNotes(turn_id, frame)
+
+    def _items(self, session: SessionNotes, turn_id: str, num_turns: int) -> list[Item]:
+        """Draws what a turn behind the first so many says: results first, then its own text."""
+        results = [
+            Item(tool_result=ToolResult(call_id=call_id, text=self.text()))
+            for call_id in session.open_calls(num_turns)
+        ]
+        return [*results, user(self.text(turn_id))]
 
     def conversation(self, session: SessionNotes) -> list[Step]:
         """Draws what is sent on a stream: turns in a row, one cancelled or one interrupting."""
         rng = self._rng
         shape = rng.choice(("single", "single", "row", "cancel", "interrupt", "append"))
+        if session.tools and shape in ("row", "interrupt"):
+            shape = "single"  # What follows has to bring results of calls that nobody knows yet.
         first = self.turn(session, alone=True)
         if shape == "single":
             return [Step(turn=first)]
@@ -130,6 +176,8 @@ class Plans:
             stop = Step(
                 turn=long, cancels=True, discards=discards, behind=long, num_events=num_events
             )
+            if session.tools:
+                return [Step(turn=long), stop]
             next_turn = self.turn(session, alone=False)
             # Right behind the cancellation: it must never be refused as busy.
             follow = Step(turn=next_turn, behind=long, num_events=num_events)

@@ -16,14 +16,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from antiphon_server.text.tokenizer import Tokenizer
+from support.chat_templates import CHATML_WITH_TOOLS
 from support.fake_engine_process import Behaviour, fake_engine_command
 from support.hollow_checkpoint import save_hollow_checkpoint
 from torture.calls import RefusedError
 from torture.client import Client
 from torture.killer import Killer
-from torture.plans import Scale
+from torture.plans import CALLS, Scale
 from torture.side_by_side import torture_side_by_side
 from torture.tally import Kind, Tally, ViolationError
+from torture.trusting_checker_process import trusting_checker_command
 from torture.victim import Victim
 
 _SETTINGS = (
@@ -83,6 +86,7 @@ def check_tally(tally: Tally) -> None:
     assert tally.counts["turns_acknowledged"]
     assert tally.counts["turns_struck"]
     assert tally.counts["streams_resumed"]
+    assert tally.counts["calls"] or not tally.counts["sessions_with_tools"]
 
 
 async def _prepare(spec: Torture, directory: Path) -> Victim:
@@ -96,15 +100,30 @@ async def _prepare(spec: Torture, directory: Path) -> Victim:
         return await Victim.prepare(
             directory, [f"model.source={checkpoint}", *engine_settings, *_SETTINGS], None
         )
-    checkpoint = save_hollow_checkpoint(directory / "model", context_tokens=_CONTEXT_TOKENS)
-    behaviour = Behaviour(context_tokens=_CONTEXT_TOKENS)
-    command = fake_engine_command(directory / "behaviour.json", behaviour)
-    return await Victim.prepare(directory, [f"model.source={checkpoint}", *_SETTINGS], command)
+    checkpoint = save_hollow_checkpoint(
+        directory / "model", context_tokens=_CONTEXT_TOKENS, chat_template=CHATML_WITH_TOOLS
+    )
+    tokenizer = Tokenizer.load(checkpoint)
+
+    def ids_of(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False, allow_special_tokens=True))
+
+    behaviour = Behaviour(
+        context_tokens=_CONTEXT_TOKENS,
+        words=ids_of(" harbour morning ferry lower pier weather"),
+        calls=[ids_of(call) for call in CALLS],
+    )
+    return await Victim.prepare(
+        directory,
+        [f"model.source={checkpoint}", *_SETTINGS],
+        fake_engine_command(directory / "behaviour.json", behaviour),
+        trusting_checker_command(),
+    )
 
 
 async def _live_through(spec: Torture, victim: Victim, tally: Tally) -> list[Client]:
     """Lets clients talk while the server is killed; all have come to rest then."""
-    real = Scale(temperature=0.0, most_tokens=40, endless_tokens=6000)
+    real = Scale(temperature=0.0, most_tokens=40, endless_tokens=6000, tools_share=0.0)
     scale = real if spec.real else Scale()
     clients = [
         Client(number, victim, tally, scale=scale, seed=spec.seed)

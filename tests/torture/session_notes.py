@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from antiphon.v1.session_pb2 import HistoryPoint, StartTurn
+from antiphon.v1.types_pb2 import Tool
 from google.protobuf.empty_pb2 import Empty
 
 from torture.turn_notes import TurnNotes
@@ -23,6 +24,7 @@ class SessionNotes:
     others: dict[str, TurnNotes] = field(default_factory=dict)
     """Its turns outside of the history: failed or superseded ones."""
     num_asked: int = 0
+    tools: Sequence[Tool] = ()
     broken: bool = False
     """Something was wrong with it: what is known of it is worth nothing any more."""
 
@@ -51,6 +53,12 @@ class SessionNotes:
             return HistoryPoint(start=Empty())
         return HistoryPoint(turn=self.turn_name(self.history[num_turns - 1]))
 
+    def open_calls(self, num_turns: int) -> list[str]:
+        """Returns the ids of the calls that wait for results behind the first so many turns."""
+        if not num_turns or not self.history[num_turns - 1].keeps_calls:
+            return []
+        return [call.call_id for call in self.history[num_turns - 1].calls]
+
     def settle(self, turns: Sequence[TurnNotes]) -> None:
         """Takes in turns that have ended, in order."""
         for turn in turns:
@@ -76,6 +84,7 @@ class SessionNotes:
             parent=self.name,
             fork_turn_id=self.history[num_turns - 1].turn_id,
             history=self.history[:num_turns],
+            tools=self.tools,
         )
 
     def _num_behind(self, point: HistoryPoint) -> int:

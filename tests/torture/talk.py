@@ -261,6 +261,7 @@ def take_event(turn: TurnNotes, event: TurnEvent, *, teller: Teller, tally: Tall
     turn.feed(event, life=teller.life)
     tally.counts["events"] += 1
     tally.counts["resets"] += event.HasField("reset")
+    tally.counts["calls"] += event.HasField("tool_call")
     if turn.accepted and not was_accepted:
         turn.accepted_at_kill = victim.num_kills
         tally.counts["turns_acknowledged"] += 1

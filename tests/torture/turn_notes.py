@@ -1,8 +1,10 @@
 """What a client knows of one turn: what it asked, what it was told, and whether that fits."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from antiphon.v1.session_pb2 import AppendItems, StartTurn, Turn, TurnCursor, TurnEvent
+from antiphon.v1.types_pb2 import FINISH_REASON_CANCELLED, OUTPUT_CHANNEL_TOOL_CALL, ToolCall
 
 from torture.tally import Kind, ViolationError
 
@@ -16,6 +18,8 @@ class View:
     epoch: int = 0
     next_sequence: int = 1
     text: str = ""
+    """Of the answer."""
+    calls: list[ToolCall] = field(default_factory=list)
     marks: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
     """A sequence number that was told, and how long the text was behind it."""
     end: TurnEvent | None = None
@@ -24,7 +28,10 @@ class View:
         """Takes an event that follows."""
         self.epoch = event.epoch
         self.next_sequence = event.sequence + 1
-        self.text += event.delta.text
+        if event.delta.channel != OUTPUT_CHANNEL_TOOL_CALL:
+            self.text += event.delta.text
+        if event.HasField("tool_call"):
+            self.calls.append(event.tool_call)
         self.marks.append((event.sequence, len(self.text)))
         if event.WhichOneof("event") in ("completed", "failed"):
             self.end = event
@@ -59,6 +66,8 @@ class TurnNotes:
         """Whether we named a head that was not the head."""
         self.longest = ""
         """The most that was seen of its text."""
+        self.calls: list[ToolCall] = []
+        """The most that were seen of its calls."""
         self.end: TurnEvent | None = None
         self.life = 0
         """The front end that told the last event."""
@@ -71,13 +80,20 @@ class TurnNotes:
 
     @property
     def asked_text(self) -> str:
-        """What its first item says."""
-        return self.frame.items[0].message.text if self.frame.items else ""
+        """What its last item says; results of calls stand before it."""
+        return self.frame.items[-1].message.text if self.frame.items else ""
 
     @property
     def completed(self) -> bool:
         """Whether it is in the history."""
         return self.end is not None and self.end.HasField("completed")
+
+    @property
+    def keeps_calls(self) -> bool:
+        """Whether all of its calls are in the history, where they wait for results."""
+        if self.end is None or not self.completed:
+            return False
+        return self.end.completed.finish_reason != FINISH_REASON_CANCELLED
 
     @property
     def kept_bounds(self) -> tuple[int, int]:
@@ -112,9 +128,11 @@ class TurnNotes:
         text = turn.output.text
         view = View(epoch=turn.epoch, next_sequence=turn.last_sequence + 1, text=text)
         view.marks.append((turn.last_sequence, len(text)))
+        view.calls = list(turn.output.tool_calls)
         self.accepted = True
         self._views = [view]
         self._check_text(view)
+        self._check_calls(view)
 
     def compare(self, other: "TurnNotes") -> None:
         """Checks that another's notes of the turn say the same. Raises ViolationError."""
@@ -123,8 +141,15 @@ class TurnNotes:
             raise ViolationError(
                 Kind.TEXT, f"{self.turn_id} says {shorter!r} to one and {longer!r} to another"
             )
+        fewer, more = sorted((_what_of(self.calls), _what_of(other.calls)), key=len)
+        if more[: len(fewer)] != fewer:
+            raise ViolationError(
+                Kind.TEXT, f"{self.turn_id} calls {fewer} to one and {more} to another"
+            )
         if self.end is not None and other.end is not None and not (self.stopped or other.stopped):
             self._take_end(other.end)
+            if fewer != more:
+                raise ViolationError(Kind.LOST, f"{self.turn_id} calls {fewer}, and {more} before")
 
     def feed(self, event: TurnEvent, *, life: int) -> None:
         """Takes an event in. Raises ViolationError where it doesn't fit.
@@ -143,6 +168,8 @@ class TurnNotes:
         if kind == "accepted":
             self.accepted = True
         self._check_text(view)
+        if kind == "tool_call":
+            self._check_calls(view)
         if kind in ("completed", "failed"):
             self._take_end(event)
 
@@ -179,6 +206,17 @@ class TurnNotes:
             )
         self.longest = longer
 
+    def _check_calls(self, view: View) -> None:
+        """A call that was told stays: told again it is the same, ids included, and told once."""
+        fewer, more = sorted((view.calls, self.calls), key=len)
+        if more[: len(fewer)] != fewer:
+            raise ViolationError(
+                Kind.TEXT, f"{self.turn_id} calls {view.calls} and called {self.calls}"
+            )
+        if len({call.call_id for call in view.calls}) < len(view.calls):
+            raise ViolationError(Kind.DOUBLED, f"{self.turn_id} tells twice of {view.calls}")
+        self.calls = list(more)
+
     def _take_end(self, event: TurnEvent) -> None:
         earlier, self.end = self.end, event
         if earlier is None:
@@ -192,6 +230,11 @@ class TurnNotes:
             raise ViolationError(
                 Kind.DOUBLED, f"{self.turn_id} ended as {_ending(earlier)} and {_ending(event)}"
             )
+
+
+def _what_of(calls: Sequence[ToolCall]) -> list[tuple[str, str]]:
+    """Returns what is called; ids are told apart by session."""
+    return [(call.tool_name, call.arguments_json) for call in calls]
 
 
 def _ending(event: TurnEvent) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import grpc
 from antiphon.v1.session_pb2 import (
@@ -24,7 +24,7 @@ from antiphon.v1.session_pb2 import (
     TurnEvent,
 )
 from antiphon.v1.session_pb2_grpc import SessionServiceStub
-from antiphon.v1.types_pb2 import Item
+from antiphon.v1.types_pb2 import Tool
 
 from torture.calls import (
     ANSWER_LIMIT_S,
@@ -52,12 +52,13 @@ class Unary:
         self._tally = tally
         self._rng = rng
 
-    async def create(self, session_id: str, instructions: str, items: list[Item]) -> Session:
+    async def create(
+        self, session_id: str, instructions: str, *, tools: Sequence[Tool] = ()
+    ) -> Session:
         """Creates a session, as often as it takes, which makes one."""
         request = CreateSessionRequest(
             session_id=session_id,
-            session=Session(instructions=instructions, labels={"made": session_id}),
-            items=items,
+            session=Session(instructions=instructions, tools=tools, labels={"made": session_id}),
             request_id=self._uuid(),
         )
         first = await self._insist("create", self._stub.CreateSession, request)

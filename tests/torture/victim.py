@@ -37,6 +37,7 @@ class Victim:
         zygote: asyncio.subprocess.Process,
         settings: Sequence[str],
         engine_command: Sequence[str] | None,
+        checker_command: Sequence[str] | None,
     ) -> None:
         self.directory = directory
         self.target = f"unix:{directory}/main.sock"
@@ -60,13 +61,18 @@ class Victim:
                 *settings,
             ],
             engine_command=engine_command,
+            checker_command=checker_command,
             home=str(directory),
             log_path=str(self.log_path),
         )
 
     @classmethod
     async def prepare(
-        cls, directory: Path, settings: Sequence[str], engine_command: Sequence[str] | None
+        cls,
+        directory: Path,
+        settings: Sequence[str],
+        engine_command: Sequence[str] | None,
+        checker_command: Sequence[str] | None = None,
     ) -> "Victim":
         """Starts the zygote; the server itself is started by `start`."""
         (directory / "store").mkdir()
@@ -77,7 +83,7 @@ class Victim:
             env=environment(os.environ),
             start_new_session=True,
         )
-        return cls(directory, zygote, settings, engine_command)
+        return cls(directory, zygote, settings, engine_command, checker_command)
 
     @property
     def front_end(self) -> int:

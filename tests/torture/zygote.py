@@ -30,6 +30,8 @@ class FrontEndSpec:
     settings: Sequence[str]
     engine_command: Sequence[str] | None
     """None: the real engine."""
+    checker_command: Sequence[str] | None
+    """None: the real checker."""
     home: str
     log_path: str
     """Where its log is appended."""
@@ -40,6 +42,7 @@ class FrontEndSpec:
             {
                 "settings": list(self.settings),
                 "engine_command": self.engine_command and list(self.engine_command),
+                "checker_command": self.checker_command and list(self.checker_command),
                 "home": self.home,
                 "log_path": self.log_path,
             }
@@ -86,7 +89,9 @@ def _be_front_end(spec: FrontEndSpec) -> int:
     os.close(nothing)
     os.close(log)
     config = load_config(list(spec.settings), None, {"HOME": spec.home})
-    return serve.run(config, engine_command=spec.engine_command)
+    return serve.run(
+        config, engine_command=spec.engine_command, checker_command=spec.checker_command
+    )
 
 
 def _reap(_number: int, _frame: FrameType | None) -> None:
