@@ -2,18 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from support.json_spellings import odd_texts, reordered_texts, valid_texts
 from support.schema_attack import Refused, grammar_of
-from support.schema_cases import Case, read_maskbench, read_suite
+from support.schema_cases import ASSERTED_FORMATS, Case, read_maskbench, read_suite
 
 OWN_CASES = Path(__file__).parents[1] / "data" / "grammar_cases.jsonl"
 SUITE = Path(__file__).parents[3] / "shared/data/json_schema_test_suite/tests/draft2020-12"
-ASSERTED_FORMATS = "optional/format/"
 # Valid and kept out, each by a rule that is simpler and stricter than the format's.
 KEPT_OUT = (
     ":60",  # a leap second in another time zone than UTC: the offset would decide the minute
@@ -22,13 +20,6 @@ KEPT_OUT = (
     "@example.com",  # local parts of characters that are no letters
     "?q=",  # characters of private use in a query
 )
-
-
-def as_asserted(case: Case) -> Case:
-    """Returns a case in which formats must hold: here they do where no recent draft is named."""
-    assert isinstance(case.schema, dict)
-    schema = {keyword: case.schema[keyword] for keyword in case.schema if keyword != "$schema"}
-    return replace(case, schema=schema)
 
 
 def is_kept_out(wrong: str) -> bool:
@@ -67,8 +58,7 @@ def test_the_official_suite_is_enforced_or_refused():
     for case in read_suite(SUITE):
         total[case.group] += 1
         try:
-            is_asserted = case.group.startswith(ASSERTED_FORMATS)
-            its_wrongs = list(wrongs(as_asserted(case) if is_asserted else case))
+            its_wrongs = list(wrongs(case))
         except Refused:
             refused[case.group] += 1
         else:

@@ -2,7 +2,9 @@
 
 import json
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -35,17 +37,29 @@ _LIMITS = LLParserLimits(step_lexer_fuel=200_000, step_max_items=50_000, verbose
 
 
 class LlguidanceMatcher:
-    """See Matcher."""
+    """See Matcher.
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    Matchers of one grammar share what its lexer has found out, and that has a limit. One that
+    reaches it breaks the lexer for all of them, so each goes on with a lexer of its own from there;
+    the one whose output takes too much reaches the limit again, alone.
+    """
+
+    def __init__(self, compiled: "LlguidanceCompiled", matcher: LLMatcher) -> None:
         self.matcher = matcher
+        self._compiled = compiled
+        self._shares_lexer = True
+        self._token_ids: list[int] = []
 
     def accept(self, token_id: int) -> None:
         """See Matcher."""
-        if not self.matcher.consume_token(token_id):
+        accepted = self.matcher.consume_token(token_id)
+        if not accepted and self.recover():
+            accepted = self.matcher.consume_token(token_id)
+        if not accepted:
             raise _matcher_error(self.matcher) or GrammarError(
                 ErrorReason.INTERNAL, f"Token {token_id} was drawn and the grammar has no place."
             )
+        self._token_ids.append(token_id)
 
     def rollback(self, num_tokens: int) -> None:
         """See Matcher."""
@@ -53,6 +67,7 @@ class LlguidanceMatcher:
             raise _matcher_error(self.matcher) or GrammarError(
                 ErrorReason.INTERNAL, f"The grammar's matcher can't go back {num_tokens} tokens."
             )
+        del self._token_ids[len(self._token_ids) - num_tokens :]
 
     def may_end(self) -> bool:
         """See Matcher."""
@@ -60,19 +75,43 @@ class LlguidanceMatcher:
 
     def fork(self) -> "LlguidanceMatcher":
         """See Matcher."""
-        return LlguidanceMatcher(self.matcher.deep_copy())
+        other = LlguidanceMatcher(self._compiled, self.matcher.deep_copy())
+        other._token_ids = [*self._token_ids]
+        return other
+
+    def recover(self) -> bool:
+        """Goes to the same place with a lexer of its own, where the shared one is at its limit."""
+        error = _matcher_error(self.matcher)
+        is_at_limit = error is not None and error.reason is ErrorReason.CONSTRAINT_TOO_COMPLEX
+        if not is_at_limit or not self._shares_lexer:
+            return False
+        self._compiled.forget()
+        self._shares_lexer = False
+        self.matcher = self._compiled.anew()
+        return all(map(self.matcher.consume_token, self._token_ids))
 
 
 class LlguidanceCompiled:
     """See CompiledGrammar."""
 
-    def __init__(self, beginning: LLMatcher, *, size_bytes: int) -> None:
-        self._beginning = beginning
+    def __init__(self, anew: Callable[[], LLMatcher], *, size_bytes: int) -> None:
+        """Takes what compiles it, and does so at once."""
+        self.anew = anew
         self.size_bytes = size_bytes
+        self._compiling = threading.Lock()
+        self._beginning: LLMatcher | None = anew()
 
     def matcher(self) -> LlguidanceMatcher:
         """See CompiledGrammar."""
-        return LlguidanceMatcher(self._beginning.deep_copy())
+        with self._compiling:
+            if self._beginning is None:
+                self._beginning = self.anew()
+            return LlguidanceMatcher(self, self._beginning.deep_copy())
+
+    def forget(self) -> None:
+        """Lets go of a lexer that is at its limit: later matchers get another."""
+        with self._compiling:
+            self._beginning = None
 
 
 class LlguidanceBackend:
@@ -89,14 +128,8 @@ class LlguidanceBackend:
 
     def compile(self, grammar: Grammar) -> LlguidanceCompiled:
         """See GrammarBackend."""
-        matcher = LLMatcher(self._tokenizer, _HEAD + _lark(grammar), log_level=0, limits=_LIMITS)
-        error = _matcher_error(matcher)
-        if error is not None:
-            if error.reason is ErrorReason.INTERNAL:
-                error = GrammarError(ErrorReason.UNSUPPORTED_CONSTRAINT, error.message)
-            raise error
         size_bytes = _BYTES_PER_CHARACTER * len(grammar.text)
-        return LlguidanceCompiled(matcher, size_bytes=size_bytes)
+        return LlguidanceCompiled(partial(self._compile, grammar), size_bytes=size_bytes)
 
     def fill(
         self, matchers: Sequence[Matcher], masks: NDArray[np.int32], rows: Sequence[int]
@@ -110,7 +143,22 @@ class LlguidanceBackend:
             masks.shape[1] * masks.itemsize,
             masks.shape[0],
         )
-        return [_matcher_error(matcher) for matcher in inner]
+        for matcher, row in zip(matchers, rows, strict=True):
+            own = cast(LlguidanceMatcher, matcher)
+            if own.recover():
+                own.matcher.unsafe_compute_mask_ptr(
+                    masks[row].ctypes.data, masks.shape[1] * masks.itemsize
+                )
+        return [_matcher_error(cast(LlguidanceMatcher, each).matcher) for each in matchers]
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer, _HEAD + _lark(grammar), log_level=0, limits=_LIMITS)
+        error = _matcher_error(matcher)
+        if error is not None:
+            if error.reason is ErrorReason.INTERNAL:
+                error = GrammarError(ErrorReason.UNSUPPORTED_CONSTRAINT, error.message)
+            raise error
+        return matcher
 
 
 class _Tokens:

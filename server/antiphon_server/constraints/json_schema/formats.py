@@ -7,8 +7,8 @@ defines and isn't here can't be enforced.
 from functools import lru_cache
 from typing import Final
 
-from antiphon_server.constraints.languages.patterns import matched, searched
-from antiphon_server.constraints.languages.terms import ANY_TEXT, Term, both, complement, of_length
+from antiphon_server.constraints.languages.patterns import matched
+from antiphon_server.constraints.languages.terms import ANY_TEXT, Term, both, of_length
 
 _UNENFORCEABLE: Final = frozenset({"regex", "idn-hostname", "uri-template"})
 
@@ -29,9 +29,16 @@ _DURATION: Final = (
     r"|T(?:\d+H(?:\d+M(?:\d+S)?)?|\d+M(?:\d+S)?|\d+S))"
 )
 _LABEL: Final = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_PLAIN_LABEL: Final = (
+    r"(?:[A-WYZa-wyz0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+    r"|[Xx](?:[A-MO-Za-mo-z0-9](?:[A-Za-z0-9-]{0,60}[A-Za-z0-9])?|-[A-Za-z0-9-]{0,60}[A-Za-z0-9])?"
+    r"|[Xx][Nn](?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,59}[A-Za-z0-9])?"
+    r"|-[A-Za-z0-9](?:[A-Za-z0-9-]{0,58}[A-Za-z0-9])?)?)"
+)
+"""None that begins with `xn--` and stands for other scripts: which of those are valid is more than
+an expression says. Without a complement, since beside counts the library can't take one apart."""
 _HOSTNAME: Final = rf"{_LABEL}(?:\.{_LABEL})*"
-_ENCODED_LABEL: Final = r"(?:^|\.)[Xx][Nn]--"
-"""Labels that stand for other scripts: which of them are valid is more than an expression says."""
+_PLAIN_HOSTNAME: Final = rf"{_PLAIN_LABEL}(?:\.{_PLAIN_LABEL})*"
 _OCTET: Final = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _IPV4: Final = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
 _GROUP: Final = r"[0-9A-Fa-f]{1,4}"
@@ -84,7 +91,7 @@ _PATTERNS: Final = {
     "duration": _DURATION,
     "email": _EMAIL,
     "idn-email": _WIDE_EMAIL,
-    "hostname": _HOSTNAME,
+    "hostname": _PLAIN_HOSTNAME,
     "ipv4": _IPV4,
     "ipv6": _IPV6,
     "uri": _reference("", relative=False),
@@ -106,7 +113,5 @@ def format_language(name: str) -> Term | None:
     if name not in _PATTERNS:
         return ANY_TEXT
     language = matched(_PATTERNS[name])
-    if name == "hostname":
-        language = both(language, complement(searched(_ENCODED_LABEL)))
     longest = _LONGEST.get(name)
     return language if longest is None else both(language, of_length(0, longest))

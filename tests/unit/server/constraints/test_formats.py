@@ -15,6 +15,8 @@ from antiphon_server.constraints.languages.derivatives import matches
         ("duration", ["P4DT12H30M5S", "P2W", "PT36H"], ["P", "P1YT", "P2D1Y", "P1W2D"]),
         ("email", ["a.b+c@d.example", '"x y"@z.example'], ["a@", "@b", "a..b@c", "a@-b"]),
         ("hostname", ["a-b.example"], ["-a", "a_b", "x" * 64, "a..b", "xn--nxa.example"]),
+        ("hostname", ["x.xn.xn-a.xna.x-1", "xn-" + "a" * 60], ["x-", "xn-", "xn" + "a" * 62]),
+        ("hostname", ["axn--b", ".".join(["abc"] * 63)], ["a.XN--b", ".".join(["abc"] * 64)]),
         ("ipv4", ["0.0.0.0", "255.1.20.3"], ["256.1.1.1", "01.1.1.1", "1.1.1"]),
         ("ipv6", ["::", "1::8", "1:2:3:4:5:6:1.2.3.4"], ["1:2:3:4:5:6:7", "1::2::3", "12345::"]),
         ("uri", ["https://u@h.example:8/p?q#f", "urn:a:b"], ["//h", "a b:c", "http://h/%4"]),
