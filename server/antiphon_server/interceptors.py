@@ -104,7 +104,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if handler is not None and method.startswith(_REFLECTION_PREFIX):
             return guarded(handler, self._authenticate)
-        if handler is None or not method.startswith(_OWN_PREFIX):
+        if handler is None:
+            self._telemetry.unknown_method_called()
+            return None
+        if not method.startswith(_OWN_PREFIX):
             return handler
         wrapped = _Method(
             name=method.removeprefix(_OWN_PREFIX),

@@ -103,12 +103,17 @@ class CallingBench:
 
 @asynccontextmanager
 async def calling_bench(
-    directory: Path, *, create: bool = True, store: Path | None = None, **values: object
+    directory: Path,
+    *,
+    create: bool = True,
+    store: Path | None = None,
+    settings: Sequence[str] = (),
+    **values: object,
 ) -> AsyncIterator[CallingBench]:
     engine = FakeEngine(facts=ROOMY)
     checkpoint = save_calling_tokenizer(directory / "tokenizer", template=CHATML_WITH_TOOLS)
     info = replace(INFO, context_tokens=CONTEXT_TOKENS)
-    settings = [f"store.path={store}"] if store else []
+    settings = [*settings, *([f"store.path={store}"] if store else [])]
     async with running_server(
         directory, engine=engine, checkpoint=checkpoint, info=info, settings=settings
     ) as server:

@@ -19,6 +19,8 @@ SERVICE_INSTANCE_ID: Final = "service.instance.id"
 # Calls.
 RPC_SYSTEM_NAME: Final = "rpc.system.name"
 RPC_METHOD: Final = "rpc.method"
+UNKNOWN_METHOD: Final = "_OTHER"
+"""What stands for a method that is not served."""
 RPC_RESPONSE_STATUS_CODE: Final = "rpc.response.status_code"
 ERROR_TYPE: Final = "error.type"
 CLIENT_ADDRESS: Final = "client.address"

@@ -18,6 +18,7 @@ from antiphon_server.telemetry.request_record import (
 
 _NS_PER_S: Final = 1_000_000_000
 _OK: Final = "OK"
+_UNIMPLEMENTED: Final = "UNIMPLEMENTED"
 _CHECK_OUTCOMES: Final = {
     ErrorReason.UNSUPPORTED_CONSTRAINT.value: "unsupported",
     ErrorReason.CONSTRAINT_TOO_COMPLEX.value: "too_complex",
@@ -35,7 +36,7 @@ class RequestMetrics:
             methods: All that are served, as `antiphon.v1.Service/Method`.
         """
         methods = list(methods)
-        self._methods = KnownLabels(methods)
+        self._methods = KnownLabels([*methods, names.UNKNOWN_METHOD])
         self._reasons = KnownLabels([reason.value for reason in ErrorReason])
         self._models = KnownLabels()
         # A tenant stands behind a credential; callers can't make any up.
@@ -49,8 +50,9 @@ class RequestMetrics:
         self._grammar_wait = Histogram(metrics.GRAMMAR_WAIT)
         self._prefill = Histogram(metrics.PREFILL_TIME)
         self._batch = Histogram(metrics.BATCH_SIZE)
+        unknown = (names.GRPC, names.UNKNOWN_METHOD, _UNIMPLEMENTED)
         self._calls = Histogram(
-            metrics.CALL_DURATION, [(names.GRPC, method, _OK) for method in methods]
+            metrics.CALL_DURATION, [*((names.GRPC, method, _OK) for method in methods), unknown]
         )
         self._call_failures = Counter(metrics.CALL_FAILURES, reasons)
         self._requests = Counter(metrics.REQUESTS)

@@ -184,7 +184,7 @@ class CallRecord:
     """A call that has ended. Instants are monotonic ns."""
 
     method: str
-    """`antiphon.v1.Service/Method`, one that is served."""
+    """`antiphon.v1.Service/Method`, one that is served, or what stands for all others."""
     place: SpanPlace | None = None
     wall_offset_ns: int
     started_ns: int

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from antiphon_server.telemetry.call_trace import CallTrace
+from antiphon_server.telemetry.conventions import UNKNOWN_METHOD
 from antiphon_server.telemetry.figures import TelemetryFigures
 from antiphon_server.telemetry.request_record import CallRecord, RequestRecord
 from antiphon_server.telemetry.request_recorder import (
@@ -87,6 +88,22 @@ class Telemetry:
         if not self.sinks:
             return
         record = call.record(code, reason, wall_offset_ns=self.clocks.wall_offset_ns())
+        for sink in self.sinks:
+            sink.call_ended(record)
+
+    def unknown_method_called(self) -> None:
+        """Tells all sinks of a call to a method that is not served.
+
+        It has no span: whoever can reach the port can make any number of them.
+        """
+        now_ns = self.clocks.monotonic_ns()
+        record = CallRecord(
+            method=UNKNOWN_METHOD,
+            wall_offset_ns=self.clocks.wall_offset_ns(),
+            started_ns=now_ns,
+            ended_ns=now_ns,
+            code="UNIMPLEMENTED",
+        )
         for sink in self.sinks:
             sink.call_ended(record)
 

@@ -60,6 +60,17 @@ async def test_a_sessions_constraint_holds_until_a_turn_lifts_it(tiny: RunningSe
     free = fold_turn(await events_of_turn(tiny, session, lifted))
     again = fold_turn(await events_of_turn(tiny, session, guided("t4", None)))
 
+    waits = [
+        (
+            await tiny.sessions.GetTurn(
+                GetTurnRequest(name=f"{session}/turns/{turn_id}"), timeout=LIMIT_S
+            )
+        ).timings
+        for turn_id in ("t1", "t3")
+    ]
+
+    assert 0 < waits[0].grammar_wait.ToNanoseconds() <= waits[0].queue.ToNanoseconds()
+    assert not waits[1].HasField("grammar_wait")
     assert re.fullmatch("[xyz]{3}", by_default.text)
     assert json.loads(replaced.text) == "other"
     assert free.finish_reason == FinishReason.FINISH_REASON_MAX_OUTPUT_TOKENS

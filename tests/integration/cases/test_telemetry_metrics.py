@@ -142,5 +142,7 @@ async def test_names_from_callers_make_no_series(tmp_path: Path):
     failed = "antiphon_call_failures_total"
     assert after.sum(failed, reason="MODEL_NOT_FOUND") == NUM_STRANGERS
     assert after.sum(failed, reason="SESSION_NOT_FOUND") == NUM_STRANGERS
+    calls = "rpc_server_call_duration_seconds_count"
+    assert after.sum(calls, rpc_method="_OTHER") == NUM_STRANGERS
     assert after.sum("antiphon_requests_total", outcome="completed") == 2 * NUM_STRANGERS + 1
     assert not [labels for _, labels in after.series if {"session", "user"} & set(dict(labels))]

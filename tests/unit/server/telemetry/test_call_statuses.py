@@ -65,6 +65,7 @@ class Served:
     inference: Inference
     sink: KeepsCalls
     supervision: Supervision
+    channel: grpc.aio.Channel
     stub: inference_pb2_grpc.InferenceServiceStub
 
 
@@ -85,7 +86,7 @@ async def served() -> AsyncIterator[Served]:
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        yield Served(inference, sink, supervision, stub)
+        yield Served(inference, sink, supervision, channel, stub)
     await server.stop(0)
     offload.close()
 
@@ -144,3 +145,14 @@ async def test_a_method_that_the_service_does_not_have_is_told_as_such(served: S
 
     (told,) = served.sink.calls
     assert told.code == caught.value.code().name == "UNIMPLEMENTED"
+
+
+async def test_calls_to_methods_that_nobody_serves_are_told_without_their_names(served: Served):
+    unknown = served.channel.unary_unary("/antiphon.v1.InferenceService/MadeUp")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await unknown(b"")
+
+    (told,) = served.sink.calls
+    assert told.code == caught.value.code().name == "UNIMPLEMENTED"
+    assert told.method == "_OTHER"
+    assert told.place is None

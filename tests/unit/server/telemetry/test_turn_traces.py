@@ -16,9 +16,12 @@ from antiphon.v1.session_pb2 import (
     GetTurnRequest,
     OpenSession,
     RunTurnRequest,
+    StartTurn,
 )
+from antiphon.v1.types_pb2 import ToolChoice
 
 from antiphon_engine.api.handle import EngineState
+from support.calling_sessions import BERN, NOW, calling_bench
 from support.fake_engine import FakeEngine
 from support.otlp_sink import OtlpSink
 from support.session_rows import user
@@ -32,6 +35,7 @@ from support.traces import (
     check_whole,
     converse,
     is_inside,
+    read_all,
     read_to,
     run_turn,
     submitted,
@@ -145,6 +149,47 @@ async def test_a_cancelled_or_appended_turn_has_its_span(tmp_path: Path, sink: O
     assert "gen_ai.operation.name" not in appended.attributes
     assert {span.name for span in sink.below(appended)} == {"store.write"}
     assert chat.links == {"previous_turn": appended.span_id}
+
+
+async def test_an_interrupted_turn_says_so_and_is_followed(tmp_path: Path, sink: OtlpSink):
+    engine = FakeEngine()
+    async with traced_server(tmp_path, sink, engine=engine) as server:
+        await server.sessions.CreateSession(CreateSessionRequest(session_id="a"))
+        engine.hold()
+        first = asyncio.ensure_future(run_turn(server, turn("t1", 200)))
+        await submitted(engine)
+        engine.step(3)
+        second = turn("t2", if_busy=StartTurn.IF_BUSY_INTERRUPT)
+        following = asyncio.ensure_future(run_turn(server, second))
+        engine.release()
+        await asyncio.gather(first, following)
+
+    stopped, after = sink.named("chat tiny")
+    names = [name for span in (stopped, *sink.below(stopped)) for name in span.event_names]
+    assert names.count("interrupted") == 1
+    assert stopped.attributes["gen_ai.response.finish_reasons"] == ["cancelled"]
+    assert after.links == {"previous_turn": stopped.span_id}
+
+
+async def test_what_the_front_end_does_for_calls_and_constraints_has_spans(
+    tmp_path: Path, sink: OtlpSink
+):
+    settings = [f"telemetry.otlp_endpoint={sink.endpoint}"]
+    async with calling_bench(tmp_path, settings=settings) as bench:
+        bench.says(f"{BERN}\n{NOW}")
+        asked = bench.start()
+        asked.turn.config.tool_choice.mode = ToolChoice.MODE_REQUIRED
+        await read_all(bench.server.sessions.RunTurn(asked))
+
+    (chat,) = sink.named(f"chat {bench.server.model.name.removeprefix('models/')}")
+    below = sink.below(chat)
+    parsed = [span for span in below if span.name == "tool.parse"]
+    checked = [span for span in below if span.name == "constraint.check"]
+    assert [span.attributes["antiphon.tool"] for span in parsed] == ["weather", "clock_now"]
+    assert checked[0].attributes["antiphon.checked"] == "constraint"
+    assert {span.attributes["antiphon.checked"] for span in checked} == {"constraint", "output"}
+    assert chat.attributes["antiphon.tool_calls"] == 2
+    assert all(is_inside(span, chat) for span in (*parsed, *checked))
 
 
 async def test_turns_of_a_stream_that_end_in_every_way_stay_in_its_trace(
