@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from support.tiny_tokenizers import save_byte_level_tokenizer
+from support.tiny_tokenizers import CHAT_TEMPLATE, save_byte_level_tokenizer
 
 
 def save_hollow_checkpoint(
@@ -14,7 +14,7 @@ def save_hollow_checkpoint(
     *,
     vocabulary_size: int = 1024,
     context_tokens: int = 8192,
-    chat_template: str | None = None,
+    chat_template: str = CHAT_TEMPLATE,
 ) -> Path:
     """Writes what a front end looks at, for an engine that computes nothing; returns it."""
     save_byte_level_tokenizer(directory, chat_template=chat_template)
