@@ -42,7 +42,7 @@ serve:           ## Serves the default model on 127.0.0.1:50051; ARGS="--listen 
 check: setup check-protos    ## Lints, type-checks and checks package boundaries, contract and C++ style
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy && $(BIN)/lint-imports --no-logo
-	$(BIN)/python -m mypy.stubtest antiphon_engine._native --allowlist native/stubtest_allowlist.txt
+	$(BIN)/python -m mypy.stubtest antiphon_engine._native antiphon_engine._kernels --allowlist native/stubtest_allowlist.txt
 	find $(CXX_FILES) -name '*.cc' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
 	find native/src -name '*.cc' | xargs -P2 -I{} $(BIN)/clang-tidy -quiet {} -- -std=c++20 -Inative/include
 

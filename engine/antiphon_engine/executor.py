@@ -16,7 +16,6 @@ from torch import Tensor
 
 from antiphon_engine import _native
 from antiphon_engine.api.config import EngineConfig
-from antiphon_engine.api.errors import StartupError
 from antiphon_engine.attention.base import StepRows
 from antiphon_engine.checkpoint.fields import Fields
 from antiphon_engine.checkpoint.progress import OnProgress
@@ -30,6 +29,7 @@ from antiphon_engine.model.batch import StepBatch
 from antiphon_engine.model.config import ModelConfig, parse_model_config
 from antiphon_engine.model.partition import Partition
 from antiphon_engine.model.registry import default_registry
+from antiphon_engine.model_plan import ModelPlan, ModelPlanner
 from antiphon_engine.prompt_scores import (
     SLICE_COPIES,
     ScoredTokens,
@@ -41,7 +41,6 @@ from antiphon_engine.slot_tables import SlotTables
 from antiphon_engine.step_executor import StepBuffers, make_buffers
 
 _NO_TOKENS = torch.empty(0)
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 @dataclass(slots=True)
@@ -72,22 +71,24 @@ class Executor:
         registry: ModelRegistry | None = None,
         on_progress: OnProgress = lambda stage, done, total: None,
     ) -> None:
-        registry = registry or default_registry()
         self.device = Device.open(config.device)
         torch.set_num_threads(config.num_threads or num_physical_cores())
         self.model_config = parse_model_config(
-            Fields.read(checkpoint / "config.json"), supported=registry.architectures
+            Fields.read(checkpoint / "config.json"),
+            supported=(registry or default_registry()).architectures,
         )
-        self.dtype_name = _dtype_name(config, self.model_config)
-        dtype = _DTYPES[self.dtype_name]
         part = Partition()
-        self.memory = _plan_memory(config, self.model_config, part, dtype, self.device)
+        planner = ModelPlanner(config, device=self.device, part=part, registry=registry)
+        plan = planner.plan(self.model_config, checkpoint)
+        self.quantization = plan.quantization
+        self.dtype_name = str(plan.dtype).removeprefix("torch.")
+        self.memory = _plan_memory(config, self.model_config, part, plan, self.device)
 
         with torch.inference_mode():
             with self.device.torch_device:
-                self._model = registry.build(self.model_config, part=part, dtype=dtype)
+                self._model = plan.build()
             self._model.load(checkpoint, on_progress=on_progress)
-            layout = _layout(self.model_config, self.memory, part, dtype)
+            layout = _layout(self.model_config, self.memory, part, plan.dtype)
             self._kv = KvTensors(layout, self.device.torch_device)
             host = HostKv(layout, pinned=self.device.is_cuda) if layout.num_host_blocks else None
             self._copier = make_copier(self._kv, host, self.device)
@@ -194,19 +195,8 @@ def _sampled_rows(step: StepBuffers) -> NDArray[np.int64]:
     return np.flatnonzero(np.diff(step["sample_indptr"][: num_rows + 1]))
 
 
-def _dtype_name(config: EngineConfig, model: ModelConfig) -> str:
-    # Half precision is slow on CPUs; float32 holds all its values, bfloat16 doesn't.
-    automatic = "float32" if model.dtype == "float16" else model.dtype
-    name = automatic if config.dtype == "auto" else config.dtype
-    if name not in _DTYPES:
-        raise StartupError(
-            f"engine.dtype {config.dtype!r} is not supported: auto, bfloat16 or float32"
-        )
-    return name
-
-
 def _plan_memory(
-    config: EngineConfig, model: ModelConfig, part: Partition, dtype: torch.dtype, device: Device
+    config: EngineConfig, model: ModelConfig, part: Partition, plan: ModelPlan, device: Device
 ) -> MemoryPlan:
     num_kv_heads = part.share(model.num_kv_heads, "key-value heads")
     # A token's hidden states, projections and feed-forward features are alive at once, some twice.
@@ -217,8 +207,8 @@ def _plan_memory(
     num_scored = min(slice_tokens(model.vocabulary_size), config.max_step_tokens)
     logits += SLICE_COPIES * num_scored * model.vocabulary_size
     needs = MemoryNeeds(
-        weights_bytes=model.num_parameters() * dtype.itemsize,
-        kv_token_bytes=2 * model.num_layers * num_kv_heads * model.head_dim * dtype.itemsize,
+        weights_bytes=plan.weights_bytes,
+        kv_token_bytes=2 * model.num_layers * num_kv_heads * model.head_dim * plan.dtype.itemsize,
         step_bytes=4 * (config.max_step_tokens * widest + logits),
         num_staged_blocks=staged_blocks(device) if config.host_cache_bytes else 0,
     )

@@ -21,7 +21,7 @@ def describe(executor: Executor) -> LoadedModel:
         facts=ModelFacts(
             architecture=model.architecture,
             dtype=executor.dtype_name,
-            quantization="",
+            quantization=executor.quantization,
             vocabulary_size=model.vocabulary_size,
             context_tokens=memory.context_tokens,
             num_blocks=memory.num_blocks,

@@ -11,6 +11,13 @@ class EngineConfig:
     """Element type of weights and activations: auto (the checkpoint's), bfloat16 or float32."""
     device: str = "cpu"
     """Where the model runs: cpu; or cuda, which works but is not tuned yet."""
+    cpu_kernels: str = "torch"
+    """What computes on the CPU: torch, PyTorch's operators, the reference; or the engine's own
+    kernels, by auto with the best instructions that the machine has, or by the name of others:
+    portable, avx2, avx512, avx512_bf16 or amx."""
+    quantization: str = "auto"
+    """How weights are kept on the CPU: auto (as the checkpoint has them), none (all in dtype), int8
+    or int4 (embedding and output matrix as int8)."""
     num_threads: int = 0
     """Threads of the device's computations; 0: one per physical core that the process may use."""
     max_context_tokens: int = 0

@@ -1,13 +1,15 @@
 """Where each tensor of a checkpoint lies: one safetensors file, or several."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 from safetensors import SafetensorError, safe_open
 
 from antiphon_engine.api.errors import StartupError
+from antiphon_engine.checkpoint.blocks import read_kinds
 from antiphon_engine.checkpoint.fields import Fields
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -23,6 +25,8 @@ class Shards:
     files: Mapping[str, Path]
     """Tensor name to file."""
     size_bytes: int
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """GGML types of the tensors that are stored in blocks."""
 
     def by_file(self) -> dict[Path, list[str]]:
         """Returns the tensor names of each file, files in order of their names."""
@@ -46,7 +50,26 @@ def find_shards(directory: Path) -> Shards:
     strays = sorted(path.name for path in directory.glob("*.safetensors") if path not in used)
     if strays:
         _log.warning("files are not the checkpoint's", folder=str(directory), files=strays)
-    return Shards(files=files, size_bytes=sum(path.stat().st_size for path in used))
+    kinds: dict[str, str] = {}
+    for path in sorted(used):
+        kinds |= _kinds(path)
+    size_bytes = sum(path.stat().st_size for path in used)
+    return Shards(files=files, size_bytes=size_bytes, kinds=kinds)
+
+
+def stored_kinds(directory: Path) -> dict[str, str]:
+    """Returns the GGML types of a checkpoint's tensors in blocks, by name.
+
+    Files that can't be read are passed over: `find_shards` tells of them.
+
+    Raises:
+        StartupError: a file names a type that isn't read.
+    """
+    kinds: dict[str, str] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        with suppress(SafetensorError, OSError):
+            kinds |= _kinds(path)
+    return kinds
 
 
 def name_some(names: Iterable[str]) -> str:
@@ -103,3 +126,8 @@ def _tensor_names(path: Path) -> list[str]:
             return list(file.keys())
     except (SafetensorError, OSError) as error:
         raise StartupError(f"{path} is no whole safetensors file: {error}") from error
+
+
+def _kinds(path: Path) -> dict[str, str]:
+    with safe_open(path, framework="np") as file:
+        return read_kinds(file.metadata(), path.name)

@@ -32,7 +32,7 @@ class Rope:
     def __init__(self, config: RopeConfig, head_dim: int) -> None:
         # Computed on the CPU, wherever they go: devices round powers differently.
         with torch.device("cpu"):
-            frequencies_F, self._scale = _frequencies(config, head_dim)
+            frequencies_F, self._scale = rope_frequencies(config, head_dim)
         self._frequencies_F = frequencies_F.to(torch.get_default_device())
 
     def rotation(self, positions_T: Tensor, dtype: torch.dtype) -> Rotation:
@@ -44,7 +44,8 @@ class Rope:
         )
 
 
-def _frequencies(config: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
+def rope_frequencies(config: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
+    """Returns how far each frequency turns at position 1, and what rotations are scaled by."""
     exponents_F = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     plain_F = 1.0 / config.theta**exponents_F
     match config.kind:

@@ -3,14 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+import numpy as np
 import structlog
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from antiphon_engine.api.errors import StartupError
+from antiphon_engine.checkpoint.blocks import expand, values_shape
 from antiphon_engine.checkpoint.progress import OnProgress
 from antiphon_engine.checkpoint.shards import Shards, name_some
 
@@ -25,6 +28,14 @@ class WeightSink(Protocol):
 
     def store(self, values: Tensor) -> None:
         """Takes the values; nothing of them is read after the call."""
+
+
+@runtime_checkable
+class BlockSink(Protocol):
+    """Takes tensors that are stored in blocks as they are. Others get their values."""
+
+    def store_blocks(self, kind: str, blocks: NDArray[np.uint8]) -> None:
+        """Takes rows of blocks of GGML's type `kind`; nothing of them is read after the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +100,9 @@ def load_weights(
         wanted = [name for name in held if name in targets]
         with _open(path) as file:
             for name in wanted:
-                _check(name, file.get_slice(name), targets[name])
+                _check(name, file.get_slice(name), targets[name], shards.kinds.get(name))
             for name in wanted:
-                targets[name].sink.store(file.get_slice(name)[targets[name].source_part])
+                _store(name, file, targets[name], shards.kinds.get(name))
                 done += 1
                 on_progress("load", done, len(targets))
 
@@ -121,17 +132,31 @@ def _open(path: Path) -> safe_open:
         raise StartupError(f"{path} is no whole safetensors file: {error}") from error
 
 
-def _check(name: str, source: _TensorSlice, target: WeightTarget) -> None:
+def _check(name: str, source: _TensorSlice, target: WeightTarget, kind: str | None) -> None:
     shape = tuple(source.get_shape())
+    if kind is not None:
+        shape = values_shape(name, kind, shape)
     if shape != target.source_shape:
         raise StartupError(
             f"{name} has shape {list(shape)} in the checkpoint, but its configuration asks for "
             f"{list(target.source_shape)}"
         )
-    if source.get_dtype() not in ("F32", "F16", "BF16"):
+    read = ("F32", "F16", "BF16") if kind is None else ("U8",)
+    if source.get_dtype() not in read:
         raise StartupError(
             f"{name} is stored as {source.get_dtype()}: only F32, F16 and BF16 are read"
         )
+
+
+def _store(name: str, file: _File, target: WeightTarget, kind: str | None) -> None:
+    if kind is None:
+        target.sink.store(file.get_slice(name)[target.source_part])
+        return
+    blocks: NDArray[np.uint8] = file.get_tensor(name).numpy()
+    if isinstance(target.sink, BlockSink):
+        target.sink.store_blocks(kind, blocks)
+    else:
+        target.sink.store(torch.from_numpy(expand(kind, blocks))[target.source_part])
 
 
 def _warn_of_other_head(shards: Shards, tied: TiedHead) -> None:

@@ -1,0 +1,180 @@
+"""Computation on the CPU: packed weights, and models as programs over buffers.
+
+Arrays are C-contiguous and of exactly the type that is named; bfloat16 crosses as the uint16 of its
+bits. Whatever doesn't fit is a ValueError that names it.
+"""
+
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+def best_isa() -> str:
+    """Returns the best of this machine's instruction sets.
+
+    They are portable, avx2, avx512, avx512_bf16 and amx; each has all of those before it.
+    """
+
+def has_isa(isa: str) -> bool:
+    """Says whether this machine has an instruction set."""
+
+def gguf_format(gguf_type: str) -> str:
+    """Returns the format that keeps blocks of Q4_0, Q5_0, Q8_0, Q4_K, Q5_K or Q6_K."""
+
+def packed_bytes(num_out: int, num_in: int, *, weight_format: str, order: str = "plain") -> int:
+    """Returns the memory that a `PackedMatrix` takes."""
+
+@final
+class PackedMatrix:
+    """A matrix [num_out, num_in] in the order in which products read it; zeros at first.
+
+    `weight_format`: float32, bfloat16, int8, int6, int5 or int4. `order`: plain; or gate_up, of
+    gates above as many rows to multiply with. `isa`: what products with it use.
+    """
+
+    def __init__(
+        self, num_out: int, num_in: int, *, weight_format: str, order: str = "plain", isa: str
+    ) -> None: ...
+    def pack(self, first_row: int, rows: NDArray[np.generic]) -> None:
+        """Takes rows [n, num_in] of float32 or bfloat16. Releases the interpreter's lock.
+
+        Threads may pack different rows at the same time.
+        """
+
+    def pack_gguf(self, first_row: int, gguf_type: str, rows: NDArray[np.uint8]) -> None:
+        """Takes rows [n, bytes of a row] of blocks; as `pack`."""
+
+    def unpack(self, first_row: int, num_rows: int) -> NDArray[np.float32]:
+        """Returns rows [num_rows, num_in] as products see them."""
+
+    @property
+    def num_out(self) -> int: ...
+    @property
+    def num_in(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def weight_format(self) -> str: ...
+    @property
+    def input_type(self) -> str:
+        """The type of rows that products take as they are: float32 or bfloat16."""
+
+@final
+class ThreadTeam:
+    """Threads that compute together, the caller among them. One thread at a time may use it.
+
+    Raises:
+        RuntimeError: a thread can't be started.
+    """
+
+    def __init__(self, num_threads: int, *, pin: bool = True) -> None: ...
+    @property
+    def num_threads(self) -> int: ...
+
+@final
+class Program:
+    """A model as operations over buffers, [max_tokens, width] each, that are allocated once.
+
+    Described once and then run for each step, by one thread at a time. `source`, `out` and the like
+    are numbers that `add_buffer` has returned.
+    """
+
+    def __init__(self, team: ThreadTeam, *, max_tokens: int, isa: str) -> None: ...
+    def add_buffer(self, width: int, element_type: str) -> int:
+        """Returns the number of a new buffer, float32 or bfloat16, all zeros."""
+
+    def add_embedding(self, table: PackedMatrix, out: int) -> None:
+        """Writes the table's rows that token ids name."""
+
+    def add_rope_angles(self, inverse_frequencies: NDArray[np.float32], scale: float) -> None:
+        """Computes the rotations of positions; once, before what rotates."""
+
+    def add_rms_norm(
+        self, source: int, weight: NDArray[np.float32], epsilon: float, out: int
+    ) -> None:
+        """Divides rows by their root mean square, and multiplies them by the weight."""
+
+    def add_linear(
+        self,
+        source: int,
+        matrix: PackedMatrix,
+        *,
+        bias: NDArray[np.float32] | None = None,
+        epilogue: str = "store",
+        out: int,
+        out_column: int = 0,
+    ) -> None:
+        """Multiplies rows with a matrix, and stores the products from a column on.
+
+        `epilogue`: store; add, to what is there; or silu_mul, which a matrix of order gate_up has.
+        """
+
+    def add_rope_store(
+        self,
+        layer: int,
+        *,
+        qkv: int,
+        q: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        q_norm: NDArray[np.float32] | None = None,
+        k_norm: NDArray[np.float32] | None = None,
+        epsilon: float = 0.0,
+    ) -> None:
+        """Brings rotated queries to `q`, and rotated keys and values into a layer's cache."""
+
+    def add_attention(
+        self,
+        layer: int,
+        *,
+        q: int,
+        out: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        sliding_window: int = 0,
+    ) -> None:
+        """Attends to the cache, the step's own tokens among it. `sliding_window`: 0 for none."""
+
+    def bind_cache(self, layers: Sequence[tuple[NDArray[np.generic], NDArray[np.generic]]]) -> None:
+        """Says where each layer's keys and values lie: [blocks, block_tokens, heads, head_dim]."""
+
+    def run(self, num_tokens: int) -> None:
+        """Runs a program that needs nothing but its buffers. Releases the interpreter's lock."""
+
+    def run_step(
+        self,
+        *,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        slot_mapping: NDArray[np.int64],
+        row_tokens: NDArray[np.int32],
+        row_starts: NDArray[np.int32],
+        row_contexts: NDArray[np.int32],
+        block_tables: NDArray[np.int64],
+    ) -> None:
+        """Runs the program for a step: T tokens in R rows. Releases the interpreter's lock.
+
+        Args:
+            token_ids: [T]
+            positions: [T]
+            slot_mapping: [T] block * block_tokens + offset: where keys and values go.
+            row_tokens: [R] how many tokens each row has.
+            row_starts: [R] where they begin in [T].
+            row_contexts: [R] tokens in the cache before the step.
+            block_tables: [R, M] the rows' blocks; behind a row's end anything.
+        """
+
+    def buffer(self, buffer: int) -> NDArray[np.float32]:
+        """Returns a view of a buffer, bfloat16 as uint16; it keeps the program alive."""
+
+    @property
+    def num_operations(self) -> int: ...
+    @property
+    def num_barriers(self) -> int:
+        """How often all threads wait for each other in a run."""
+
+    @property
+    def num_runs(self) -> int: ...

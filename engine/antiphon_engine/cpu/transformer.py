@@ -1,0 +1,139 @@
+"""The decoder-only transformer of the Llama and Qwen families, computed by the CPU's kernels.
+
+Shape suffixes: T tokens, S some of them, H hidden size, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from antiphon_engine import _kernels
+from antiphon_engine.checkpoint.progress import OnProgress
+from antiphon_engine.checkpoint.shards import find_shards
+from antiphon_engine.cpu.products import Products
+from antiphon_engine.cpu.programs import (
+    Frequencies,
+    LayersProgram,
+    LogitsProgram,
+    ProgramSettings,
+    make_layers,
+    make_logits,
+)
+from antiphon_engine.cpu.weights import CpuWeights, Packer
+from antiphon_engine.kv_tensors import KvTensors
+from antiphon_engine.model.batch import StepBatch
+from antiphon_engine.model.config import ModelConfig
+from antiphon_engine.model.partition import Partition
+from antiphon_engine.model.rope import rope_frequencies
+from antiphon_engine.model.transformer_weights import EMBEDDING, HEAD
+from antiphon_engine.model.weights import TiedHead, load_weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuSettings:
+    """How a model computes on the CPU."""
+
+    products: Products
+    isa: str
+    num_threads: int
+    max_step_tokens: int
+    max_logits: int
+    """Tokens whose logits are asked for at once."""
+
+
+class CpuTransformer:
+    """A model as programs. A step is two calls: one for all layers, one for the logits.
+
+    What it returns lies in its own memory, and holds until the next call.
+    """
+
+    def __init__(
+        self, config: ModelConfig, *, part: Partition, dtype: torch.dtype, settings: CpuSettings
+    ) -> None:
+        assert part.size == 1, "the CPU is one device"
+        self._config = config
+        self._settings = settings
+        self._kv_type = "bfloat16" if dtype is torch.bfloat16 else "float32"
+        self._team = _kernels.ThreadTeam(settings.num_threads)
+        self._layers: LayersProgram | None = None
+        self._logits: LogitsProgram | None = None
+        self._bound: KvTensors | None = None
+
+    @property
+    def num_calls(self) -> int:
+        """How many native calls have computed something so far."""
+        assert self._layers is not None
+        assert self._logits is not None
+        return self._layers.program.num_runs + self._logits.program.num_runs
+
+    def load(self, checkpoint: Path, *, on_progress: OnProgress) -> None:
+        """Reads and packs the weights. Raises StartupError where they aren't the model's."""
+        config, settings = self._config, self._settings
+        packer = Packer(settings.num_threads)
+        try:
+            weights = CpuWeights(config, settings.products, isa=settings.isa, packer=packer)
+            load_weights(
+                find_shards(checkpoint),
+                weights.targets,
+                tied=TiedHead(head=HEAD, embedding=EMBEDDING) if config.tied_embeddings else None,
+                on_progress=on_progress,
+            )
+        finally:
+            packer.close()
+        inverse_F, scale = rope_frequencies(config.rope, config.head_dim)
+        frequencies = Frequencies(inverse=inverse_F.numpy(), scale=scale)
+        self._layers = make_layers(
+            config, weights, frequencies, self._program_settings(settings.max_step_tokens)
+        )
+        self._logits = make_logits(config, weights, self._program_settings(settings.max_logits))
+
+    def hidden_states(self, batch: StepBatch) -> Tensor:
+        """See LanguageModel: float32 [T, H]."""
+        assert self._layers is not None
+        self._bind(batch.kv)
+        rows = batch.rows
+        self._layers.program.run_step(
+            token_ids=batch.input_ids_T.numpy(),
+            positions=batch.positions_T.numpy(),
+            slot_mapping=rows.slot_mapping[0].numpy(),
+            row_tokens=rows.num_tokens,
+            row_starts=rows.token_starts,
+            row_contexts=rows.context_tokens,
+            block_tables=rows.block_tables[0].numpy(),
+        )
+        return torch.from_numpy(self._layers.hidden)[: len(batch.input_ids_T)]
+
+    def logits(self, hidden_SH: Tensor) -> Tensor:
+        """See LanguageModel: [S, V]."""
+        assert self._logits is not None
+        num_tokens = len(hidden_SH)
+        logits_SV = torch.from_numpy(self._logits.logits)[:num_tokens]
+        if num_tokens:
+            torch.from_numpy(self._logits.hidden)[:num_tokens] = hidden_SH
+            self._logits.program.run(num_tokens)
+        return logits_SV
+
+    def _program_settings(self, max_tokens: int) -> ProgramSettings:
+        return ProgramSettings(
+            team=self._team, isa=self._settings.isa, kv_type=self._kv_type, max_tokens=max_tokens
+        )
+
+    def _bind(self, kv: KvTensors) -> None:
+        if self._bound is kv:
+            return
+        assert self._layers is not None
+        layers = [kv.layer(index) for index in range(kv.layout.num_layers)]
+        self._layers.program.bind_cache([(_pool(keys), _pool(values)) for keys, values in layers])
+        self._bound = kv
+
+
+def _pool(pool_PBKD: Tensor) -> NDArray[np.generic]:
+    """Returns a pool of the cache as an array; bfloat16 as its bits."""
+    if pool_PBKD.dtype is torch.bfloat16:
+        return pool_PBKD.view(torch.int16).numpy().view(np.uint16)
+    array: NDArray[np.generic] = pool_PBKD.numpy()
+    return array

@@ -1,0 +1,164 @@
+"""How a model will be computed, and what its weights will take: decided before they are read."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from antiphon_engine.api.config import EngineConfig
+from antiphon_engine.api.errors import StartupError
+from antiphon_engine.checkpoint.shards import stored_kinds
+from antiphon_engine.cpu.quantization import Quantization
+from antiphon_engine.cpu_topology import num_physical_cores
+from antiphon_engine.device import Device
+from antiphon_engine.model.base import LanguageModel, ModelRegistry
+from antiphon_engine.model.config import ModelConfig
+from antiphon_engine.model.partition import Partition
+from antiphon_engine.model.registry import default_registry
+from antiphon_engine.prompt_scores import slice_tokens
+
+_DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_TORCH: Final = "torch"
+_AUTO: Final = "auto"
+_ISAS: Final = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
+_FLOAT32_ISAS: Final = _ISAS[:3]
+"""Those after them are for bfloat16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPlan:
+    """A model that can be built."""
+
+    build: Callable[[], LanguageModel]
+    """Makes the model without weights. Raises StartupError."""
+    dtype: torch.dtype
+    """Of the cache, and of weights that aren't quantized."""
+    weights_bytes: int
+    quantization: str
+    """What the model says of itself; empty: nothing is quantized."""
+
+
+class ModelPlanner:
+    """Decides by the settings.
+
+    Args:
+        config: The engine's settings.
+        device: Where the model computes.
+        part: What of it is this process's.
+        registry: Models that take the place of the engine's own; None: none does.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        device: Device,
+        part: Partition,
+        registry: ModelRegistry | None,
+    ) -> None:
+        self._config = config
+        self._device = device
+        self._part = part
+        self._registry = registry
+
+    def plan(self, model: ModelConfig, checkpoint: Path) -> ModelPlan:
+        """Returns how to compute a model, whose weights are in a directory.
+
+        Raises:
+            StartupError: the settings ask for what there isn't on this device or this machine.
+        """
+        asked = _quantization(self._config)
+        by_torch = self._config.cpu_kernels == _TORCH or self._device.is_cuda
+        if by_torch:
+            _refuse_quantization(self._config, asked, self._device)
+        if by_torch or self._registry is not None:
+            return self._plan_torch(model)
+        return self._plan_kernels(model, asked, stored_kinds(checkpoint))
+
+    def _plan_torch(self, model: ModelConfig) -> ModelPlan:
+        dtype = _DTYPES[_dtype_name(self._config, model)]
+        registry = self._registry or default_registry()
+        return ModelPlan(
+            build=partial(registry.build, model, part=self._part, dtype=dtype),
+            dtype=dtype,
+            weights_bytes=model.num_parameters() * dtype.itemsize,
+            quantization="",
+        )
+
+    def _plan_kernels(
+        self, model: ModelConfig, asked: Quantization, kinds: Mapping[str, str]
+    ) -> ModelPlan:
+        # PyTorch's operators do without the kernels.
+        from antiphon_engine.cpu.products import plan_products
+        from antiphon_engine.cpu.transformer import CpuSettings, CpuTransformer
+
+        config, name = self._config, _dtype_name(self._config, model)
+        products = plan_products(model, dtype=name, quantization=asked, kinds=kinds)
+        num_scored = min(slice_tokens(model.vocabulary_size), config.max_step_tokens)
+        settings = CpuSettings(
+            products=products,
+            isa=_isa(config, name),
+            num_threads=config.num_threads or num_physical_cores(),
+            max_step_tokens=config.max_step_tokens,
+            max_logits=max(config.max_rows, num_scored),
+        )
+        dtype = _DTYPES[name]
+        return ModelPlan(
+            build=partial(CpuTransformer, model, part=self._part, dtype=dtype, settings=settings),
+            dtype=dtype,
+            weights_bytes=sum(matrix.num_bytes for matrix in products.matrices()),
+            quantization=products.quantization,
+        )
+
+
+def _dtype_name(config: EngineConfig, model: ModelConfig) -> str:
+    """Returns the type that the engine computes in. Raises StartupError for an unknown one."""
+    # Half precision is slow on CPUs; float32 holds all its values, bfloat16 doesn't.
+    automatic = "float32" if model.dtype == "float16" else model.dtype
+    name = automatic if config.dtype == "auto" else config.dtype
+    if name not in _DTYPES:
+        raise StartupError(
+            f"engine.dtype {config.dtype!r} is not supported: auto, bfloat16 or float32"
+        )
+    return name
+
+
+def _quantization(config: EngineConfig) -> Quantization:
+    try:
+        return Quantization(config.quantization)
+    except ValueError:
+        known = ", ".join(Quantization)
+        raise StartupError(
+            f"engine.quantization {config.quantization!r} is not supported: {known}"
+        ) from None
+
+
+def _refuse_quantization(config: EngineConfig, asked: Quantization, device: Device) -> None:
+    if asked in (Quantization.AUTO, Quantization.NONE):
+        return
+    where = "engine.device = cuda" if device.is_cuda else f"engine.cpu_kernels = {_TORCH}"
+    raise StartupError(
+        f"engine.quantization = {config.quantization} is not supported with {where}: the CPU's "
+        f"own kernels alone quantize; set it to {Quantization.NONE}, or compute on the CPU with "
+        f"engine.cpu_kernels = {_AUTO}"
+    )
+
+
+def _isa(config: EngineConfig, dtype: str) -> str:
+    """Returns the instruction set that models of a type use."""
+    if config.cpu_kernels not in (_AUTO, *_ISAS):
+        known = ", ".join((_AUTO, _TORCH, *_ISAS))
+        raise StartupError(f"engine.cpu_kernels {config.cpu_kernels!r} is not known: {known}")
+    from antiphon_engine import _kernels
+
+    best = _kernels.best_isa()
+    asked = best if config.cpu_kernels == _AUTO else config.cpu_kernels
+    if not _kernels.has_isa(asked):
+        raise StartupError(
+            f"engine.cpu_kernels is {asked}, but this machine goes up to {best}; auto takes that"
+        )
+    usable = _FLOAT32_ISAS if dtype == "float32" else _ISAS
+    return asked if asked in usable else usable[-1]
