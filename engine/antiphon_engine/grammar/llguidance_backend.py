@@ -136,20 +136,21 @@ class LlguidanceBackend:
     ) -> list[GrammarError | None]:
         """See GrammarBackend."""
         assert masks.flags.c_contiguous
-        inner = [cast(LlguidanceMatcher, matcher).matcher for matcher in matchers]
-        self._executor.unsafe_compute_mask_ptr(
-            list(zip(inner, rows, strict=True)),
-            masks.ctypes.data,
-            masks.shape[1] * masks.itemsize,
-            masks.shape[0],
-        )
-        for matcher, row in zip(matchers, rows, strict=True):
-            own = cast(LlguidanceMatcher, matcher)
-            if own.recover():
-                own.matcher.unsafe_compute_mask_ptr(
-                    masks[row].ctypes.data, masks.shape[1] * masks.itemsize
-                )
-        return [_matcher_error(cast(LlguidanceMatcher, each).matcher) for each in matchers]
+        own = [cast(LlguidanceMatcher, matcher) for matcher in matchers]
+        start, row_bytes = masks.ctypes.data, masks.shape[1] * masks.itemsize
+        if len(own) == 1:
+            # A thread of the pool would cost more than most masks.
+            own[0].matcher.unsafe_compute_mask_ptr(start + rows[0] * row_bytes, row_bytes)
+        else:
+            inner = [(each.matcher, row) for each, row in zip(own, rows, strict=True)]
+            self._executor.unsafe_compute_mask_ptr(inner, start, row_bytes, masks.shape[0])
+        errors = [_matcher_error(each.matcher) for each in own]
+        for place, error in enumerate(errors):
+            if error is not None and own[place].recover():
+                matcher = own[place].matcher
+                matcher.unsafe_compute_mask_ptr(start + rows[place] * row_bytes, row_bytes)
+                errors[place] = _matcher_error(matcher)
+        return errors
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer, _HEAD + _lark(grammar), log_level=0, limits=_LIMITS)
