@@ -45,16 +45,13 @@ class AttentionWork {
         group_(layer.num_heads / layer.num_kv_heads),
         dim_(padded_dim(layer)) {
     const std::int64_t num_queries = round_up(std::int64_t{units_.unit_tokens()} * group_, 16);
-    const std::int64_t floats = num_queries * (dim_ + 2 * kKeyBlock) + 2 * dim_ * kKeyBlock +
-                                2 * part_floats(num_queries, dim_);
+    const std::int64_t floats = (num_queries + 16) * dim_ + 2 * kStripQueries * kKeyBlock +
+                                2 * dim_ * kKeyBlock + 2 * part_floats(num_queries, dim_);
     scratch_ =
         reinterpret_cast<float*>(worker.scratch(static_cast<std::size_t>(floats) * sizeof(float)));
+    kernels_.begin();
   }
-  ~AttentionWork() {
-    if (began_) {
-      kernels_.end();
-    }
-  }
+  ~AttentionWork() { kernels_.end(); }
   AttentionWork(const AttentionWork&) = delete;
   AttentionWork& operator=(const AttentionWork&) = delete;
 
@@ -135,14 +132,13 @@ class AttentionWork {
       return taken;
     };
     tile_.queries = take(tile_.padded_queries * dim_);
+    tile_.few = take(16 * dim_);
     tile_.keys = take(dim_ * kKeyBlock);
     tile_.values = take(kKeyBlock * dim_);
-    tile_.scores = take(std::int64_t{tile_.padded_queries} * kKeyBlock);
-    tile_.weights = take(std::int64_t{tile_.padded_queries} * kKeyBlock);
+    tile_.scores = take(kStripQueries * kKeyBlock);
+    tile_.weights = take(kStripQueries * kKeyBlock);
     tile_.part = part_at(take(part_floats(tile_.num_queries, dim_)), tile_.num_queries);
     total_ = part_at(take(part_floats(tile_.num_queries, dim_)), tile_.num_queries);
-    kernels_.begin(tile_);
-    began_ = true;
     const std::int64_t token = step_.cu_q[unit.row] + std::int64_t{unit.first_token};
     const std::int64_t head = std::int64_t{unit.kv_head} * group_ * layer_.head_dim;
     kernels_.pack_queries(
@@ -160,21 +156,28 @@ class AttentionWork {
     clear(tile_.part);
     const std::int64_t first_block = std::max(split * kSplitTokens, unit.first_key) / kKeyBlock;
     const std::int64_t end_key = std::min((split + 1) * kSplitTokens, unit.end_key);
-    CacheRows keys;
-    CacheRows values;
-    for (std::int64_t start = first_block * kKeyBlock; start < end_key; start += kKeyBlock) {
-      locate(unit, start, std::min(start + kKeyBlock, end_key), keys, values);
-      kernels_.pack_keys(tile_, keys);
-      kernels_.score(tile_);
-      kernels_.weigh(tile_, start);
-      kernels_.pack_values(tile_, values);
-      kernels_.accumulate(tile_, values.count);
+    const auto end_of = [end_key](std::int64_t start) {
+      return std::min(start + kKeyBlock, end_key);
+    };
+    KeyBlock blocks[2];
+    std::int64_t start = first_block * kKeyBlock;
+    locate(unit, start, end_of(start), blocks[0]);
+    for (int i = 0; start < end_key; start += kKeyBlock, i = 1 - i) {
+      const std::int64_t next = start + kKeyBlock;
+      blocks[i].next = nullptr;
+      if (next < end_key) {
+        locate(unit, next, end_of(next), blocks[1 - i]);
+        blocks[i].next = &blocks[1 - i];
+      }
+      kernels_.attend(tile_, blocks[i]);
     }
   }
 
   // Finds where the keys and values of a block lie.
-  void locate(const AttentionUnit& unit, std::int64_t start, std::int64_t end, CacheRows& keys,
-              CacheRows& values) const {
+  void locate(const AttentionUnit& unit, std::int64_t start, std::int64_t end,
+              KeyBlock& found) const {
+    auto& [keys, values, found_start, next] = found;
+    found_start = start;
     const std::int64_t* table = step_.block_table + unit.row * step_.table_stride;
     const std::int64_t token_size = std::int64_t{layer_.num_kv_heads} * layer_.head_dim;
     const std::int64_t head = std::int64_t{unit.kv_head} * layer_.head_dim;
@@ -197,6 +200,8 @@ class AttentionWork {
     }
     keys.count = values.count = count;
     keys.type = values.type = layer_.kv_type;
+    const bool is_even = layer_.block_tokens % kEvenRows == 0;
+    keys.stride = values.stride = is_even ? token_size * element_bytes(layer_.kv_type) : 0;
   }
 
   void combine(const AttentionUnit& unit, float* parts, std::int64_t part_size) {
@@ -227,7 +232,6 @@ class AttentionWork {
   float* scratch_;
   AttentionTile tile_{};
   PartialResult total_{};
-  bool began_ = false;
 };
 
 }  // namespace

@@ -11,6 +11,7 @@ namespace antiphon::kernels {
 inline constexpr int kKeyBlock = 64;               // keys that are taken at once
 inline constexpr std::int64_t kSplitTokens = 512;  // keys whose weights are summed apart
 inline constexpr int kTileQueries = 128;           // about as many queries make a tile
+inline constexpr int kStripQueries = 32;           // of a tile are worked on in the first cache
 inline constexpr int kSumLanes = 16;
 
 // The heads of one key-value head in consecutive tokens. Query `token * group + i` is head i of
@@ -30,6 +31,17 @@ struct CacheRows {
   const void* rows[kKeyBlock];  // behind `count` all are the last one
   Type type;
   int count;  // from 1
+  // Bytes from row to row within each group of kEvenRows, where that is always the same; else 0.
+  // What is behind `count` in a group can be read then, whatever it is.
+  std::int64_t stride;
+};
+inline constexpr int kEvenRows = 16;
+
+struct KeyBlock {
+  CacheRows keys;
+  CacheRows values;
+  std::int64_t start;    // position of the first key
+  const KeyBlock* next;  // what will be asked for next, or null
 };
 
 // What is known of a tile's queries from some of their keys: with m the largest score, the sum of
@@ -54,27 +66,21 @@ struct AttentionTile {
   float exponent_scale;         // from scores to exponents of 2
   // The types of these are the kernels' own; there is room for f32.
   void* queries;  // [padded_queries, padded_dim]
+  void* few;      // [16, padded_dim]: queries in another order, where there are few
   void* keys;     // [padded_dim, kKeyBlock]
   void* values;   // [kKeyBlock, padded_dim]
-  void* weights;  // [padded_queries, kKeyBlock]
-  float* scores;  // [padded_queries, kKeyBlock]
+  void* weights;  // [kStripQueries, kKeyBlock], of a strip of queries
+  float* scores;  // [kStripQueries, kKeyBlock]
   PartialResult part;
 };
 
 struct AttentionKernels {
-  // Before a tile's first call of the others, and after a worker's last tile.
-  void (*begin)(const AttentionTile& tile);
+  // Before a worker's first call of the others, and after its last one.
+  void (*begin)();
   void (*end)();
   void (*pack_queries)(const AttentionTile& tile, const QueryRows& rows);
-  void (*pack_keys)(const AttentionTile& tile, const CacheRows& rows);
-  void (*pack_values)(const AttentionTile& tile, const CacheRows& rows);
-  // scores = queries * keys
-  void (*score)(const AttentionTile& tile);
-  // Turns scores of the block that begins at position `block_start` into weights, brings `part` to
-  // the new largest scores and adds to its sums.
-  void (*weigh)(const AttentionTile& tile, std::int64_t block_start);
-  // part.outputs += weights * values, of the block's first `num_keys`
-  void (*accumulate)(const AttentionTile& tile, int num_keys);
+  // Adds what the queries see of a block's keys and values to `part`.
+  void (*attend)(const AttentionTile& tile, const KeyBlock& block);
   // total += part. What it adds where a query sees none of part's keys changes no bit.
   void (*merge)(const AttentionTile& tile, const PartialResult& part, const PartialResult& total);
   void (*finish)(const AttentionTile& tile, const PartialResult& total, const OutputRows& out);

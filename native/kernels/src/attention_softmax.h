@@ -19,12 +19,13 @@ void scale_row(float* row, int size, Vector factor) {
   }
 }
 
-// Takes the weights of one query from its scores, of which those from `first` to `last` - 1 are
-// seen. `Weights::store` writes them.
+// Takes the weights of one query, which is `row` of its strip, from its scores, of which those from
+// `first` to `last` - 1 are seen, brings `part` to the new largest score and adds to its sums.
+// `Weights::store` writes weights.
 template <class Vector, class Weights>
-void weigh_row(const AttentionTile& tile, int query, int first, int last) {
+void weigh_row(const AttentionTile& tile, int query, int row, int first, int last) {
   constexpr int kVectors = kKeyVectors<Vector>;
-  const float* scores = tile.scores + std::int64_t{query} * kKeyBlock;
+  const float* scores = tile.scores + std::int64_t{row} * kKeyBlock;
   Vector x[kVectors];
   for (int i = 0; i < kVectors; ++i) {
     x[i] = Vector::load(scores + i * Vector::kLanes);
@@ -63,25 +64,63 @@ void weigh_row(const AttentionTile& tile, int query, int first, int last) {
     }
     sum.store(sums + j * Vector::kLanes);
   }
-  Weights::store(tile, query, x);
+  Weights::store(tile, row, x);
 }
 
+// Turns a strip's scores of the block that begins at position `start` into weights.
 template <class Vector, class Weights>
-void weigh(const AttentionTile& tile, std::int64_t block_start) {
-  for (int token = 0; token < tile.num_tokens; ++token) {
-    const std::int64_t end = tile.first_position + token + 1 - block_start;
+void weigh(const AttentionTile& tile, int first_query, int num_queries, std::int64_t start) {
+  for (int row = 0; row < num_queries; ++row) {
+    const int query = first_query + row;
+    const std::int64_t end = tile.first_position + query / tile.group + 1 - start;
     const std::int64_t begin = end - tile.window;
     const int last = static_cast<int>(end < kKeyBlock ? end : kKeyBlock);
     const int first = static_cast<int>(begin < 0 ? 0 : (begin < kKeyBlock ? begin : kKeyBlock));
-    for (int i = 0; i < tile.group; ++i) {
-      const int query = token * tile.group + i;
-      if (first < last) {
-        weigh_row<Vector, Weights>(tile, query, first, last);
-      } else {
-        const Vector nothing[kKeyVectors<Vector>] = {};
-        Weights::store(tile, query, nothing);
-      }
+    if (first < last) {
+      weigh_row<Vector, Weights>(tile, query, row, first, last);
+    } else {
+      const Vector nothing[kKeyVectors<Vector>] = {};
+      Weights::store(tile, row, nothing);
     }
+  }
+}
+
+// Asks for one of four parts of what comes next. A little at a time: a processor waits for few lines
+// at once. A template, so that no source for one instruction set gets the code of another's.
+template <class Products>
+void prefetch_quarter(const AttentionTile& tile, const KeyBlock& block, int quarter) {
+  if (block.next == nullptr) {
+    return;
+  }
+  const CacheRows& rows = quarter < 2 ? block.next->keys : block.next->values;
+  const int row_bytes = tile.head_dim * (rows.type == Type::kF32 ? 4 : 2);
+  const int first = quarter % 2 * kKeyBlock / 2;
+  for (int i = first; i < first + kKeyBlock / 2; ++i) {
+    for (int byte = 0; byte < row_bytes; byte += 64) {
+      __builtin_prefetch(static_cast<const char*>(rows.rows[i]) + byte);
+    }
+  }
+}
+
+// A block's part in attention, strip by strip of queries. `Products` packs and multiplies.
+template <class Products>
+void attend(const AttentionTile& tile, const KeyBlock& block) {
+  Products::pack_keys(tile, block.keys);
+  prefetch_quarter<Products>(tile, block, 0);
+  Products::pack_values(tile, block.values);
+  prefetch_quarter<Products>(tile, block, 1);
+  for (int first = 0; first < tile.num_queries; first += kStripQueries) {
+    const int left = tile.num_queries - first;
+    const int count = left < kStripQueries ? left : kStripQueries;
+    Products::score(tile, first, count);
+    if (first == 0) {
+      prefetch_quarter<Products>(tile, block, 2);
+    }
+    Products::weigh(tile, first, count, block.start);
+    if (first == 0) {
+      prefetch_quarter<Products>(tile, block, 3);
+    }
+    Products::accumulate(tile, first, count, block.values.count);
   }
 }
 

@@ -134,39 +134,48 @@ void multiply(int num_rows, int width, Operand a, Operand b, float* c, std::int6
   }
 }
 
-template <class Vector>
-void score(const AttentionTile& tile) {
-  multiply<Vector, false>(
-      tile.num_queries, kKeyBlock, {static_cast<const float*>(tile.queries), tile.padded_dim},
-      {static_cast<const float*>(tile.keys), kKeyBlock}, tile.scores, kKeyBlock, tile.head_dim);
-}
-
-template <class Vector>
-void accumulate(const AttentionTile& tile, int num_keys) {
-  multiply<Vector, true>(tile.num_queries, tile.padded_dim,
-                         {static_cast<const float*>(tile.weights), kKeyBlock},
-                         {static_cast<const float*>(tile.values), tile.padded_dim},
-                         tile.part.outputs, tile.padded_dim, num_keys);
-}
-
 struct FloatWeights {
   template <class Vector>
-  static void store(const AttentionTile& tile, int query, const Vector* weights) {
+  static void store(const AttentionTile& tile, int row, const Vector* weights) {
     for (int i = 0; i < kKeyVectors<Vector>; ++i) {
-      weights[i].store(static_cast<float*>(tile.weights) + std::int64_t{query} * kKeyBlock +
+      weights[i].store(static_cast<float*>(tile.weights) + std::int64_t{row} * kKeyBlock +
                        i * Vector::kLanes);
     }
   }
 };
 
-inline void begin_nothing(const AttentionTile& /*tile*/) {}
+template <class Vector>
+struct FloatProducts {
+  static void pack_keys(const AttentionTile& tile, const CacheRows& rows) {
+    attention_templates::pack_keys<Vector>(tile, rows);
+  }
+  static void pack_values(const AttentionTile& tile, const CacheRows& rows) {
+    attention_templates::pack_values<Vector>(tile, rows);
+  }
+  static void score(const AttentionTile& tile, int first, int count) {
+    const float* queries = static_cast<const float*>(tile.queries);
+    multiply<Vector, false>(
+        count, kKeyBlock, {queries + std::int64_t{first} * tile.padded_dim, tile.padded_dim},
+        {static_cast<const float*>(tile.keys), kKeyBlock}, tile.scores, kKeyBlock, tile.head_dim);
+  }
+  static void weigh(const AttentionTile& tile, int first, int count, std::int64_t start) {
+    attention_templates::weigh<Vector, FloatWeights>(tile, first, count, start);
+  }
+  static void accumulate(const AttentionTile& tile, int first, int count, int num_keys) {
+    multiply<Vector, true>(
+        count, tile.padded_dim, {static_cast<const float*>(tile.weights), kKeyBlock},
+        {static_cast<const float*>(tile.values), tile.padded_dim},
+        tile.part.outputs + std::int64_t{first} * tile.padded_dim, tile.padded_dim, num_keys);
+  }
+};
+
+inline void begin_nothing() {}
 inline void end_nothing() {}
 
 template <class Vector>
 constexpr AttentionKernels kKernels = {
-    begin_nothing,       end_nothing,    pack_queries<Vector>,        pack_keys<Vector>,
-    pack_values<Vector>, score<Vector>,  weigh<Vector, FloatWeights>, accumulate<Vector>,
-    merge<Vector>,       finish<Vector>,
+    begin_nothing, end_nothing,    pack_queries<Vector>, attend<FloatProducts<Vector>>,
+    merge<Vector>, finish<Vector>,
 };
 
 }  // namespace antiphon::kernels::attention_templates

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "../attention_kernels.h"
+#include "../attention_softmax.h"
 #include "../avx512_bf16/attention_pairs.h"
 
 namespace antiphon::kernels::amx {
@@ -33,14 +34,12 @@ struct Result {
   std::int64_t stride;
 };
 
-// The largest tiles, but sums (0 to 3) and left operands (4 and 5) as short as there are queries.
-void begin(const AttentionTile& tile) {
-  const auto rows =
-      static_cast<std::uint8_t>(tile.num_queries < kTileRows ? tile.num_queries : kTileRows);
+// Tiles 0 to 3 take sums, 4 and 5 left operands, 6 and 7 right ones.
+void begin() {
   AttentionTileConfig config;
   for (int i = 0; i < 8; ++i) {
     config.row_bytes[i] = kTileBytes;
-    config.num_rows[i] = i < 6 ? rows : std::uint8_t{kTileRows};
+    config.num_rows[i] = kTileRows;
   }
   // GCC takes the instruction to read 8 of the 64 bytes, and would not write the others.
   asm volatile("" : : "r"(&config) : "memory");
@@ -121,38 +120,107 @@ void multiply(int num_rows, int width, Operand a, Operand b, Result c, int depth
   }
 }
 
-Operand operand(const void* data, std::int64_t stride) {
-  return {static_cast<const char*>(data), stride};
+bool has_few(const AttentionTile& tile) { return tile.num_queries <= kTileRows; }
+
+// Queries where there are few: each pair of dimensions of all 16, so that they can stand on the
+// right of keys as they lie in the cache.
+void pack_queries(const AttentionTile& tile, const QueryRows& rows) {
+  avx512_bf16::pack_query_rows(tile, rows);
+  if (has_few(tile)) {
+    const void* packed[kTileRows];
+    for (int i = 0; i < kTileRows; ++i) {
+      packed[i] = static_cast<const std::uint16_t*>(tile.queries) +
+                  (i < tile.num_queries ? i : 0) * std::int64_t{tile.padded_dim};
+    }
+    avx512_bf16::transpose_pairs(packed, tile.padded_dim, tile.padded_dim,
+                                 static_cast<std::uint32_t*>(tile.few), kTileRows);
+  }
 }
 
-Result result(float* data, std::int64_t stride) { return {reinterpret_cast<char*>(data), stride}; }
-
-void score(const AttentionTile& tile) {
-  multiply<false>(
-      tile.padded_queries, kKeyBlock, operand(tile.queries, std::int64_t{tile.padded_dim} * 2),
-      operand(tile.keys, kKeyBlock * 4), result(tile.scores, kKeyBlock * 4), tile.padded_dim);
+// Up to 32 keys as they lie in the cache, `rows` on, times few queries: [32, 16].
+void multiply_keys(const AttentionTile& tile, const CacheRows& rows, int key, float* turned) {
+  const bool has_second = key + kTileRows < rows.count;
+  const auto* first = static_cast<const char*>(rows.rows[key]);
+  const auto* second = static_cast<const char*>(rows.rows[has_second ? key + kTileRows : key]);
+  const auto* queries = static_cast<const char*>(tile.few);
+  _tile_zero(0);
+  _tile_zero(1);
+  for (int k = 0; k < tile.padded_dim; k += kTileDepth) {
+    _tile_loadd(6, queries + std::int64_t{k} * kTileBytes / 2, kTileBytes);
+    _tile_loadd(4, first + std::int64_t{k} * 2, rows.stride);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(5, second + std::int64_t{k} * 2, rows.stride);
+    _tile_dpbf16ps(1, 5, 6);
+  }
+  _tile_stored(0, turned, kTileBytes);
+  _tile_stored(1, turned + kTileRows * kTileColumns, kTileBytes);
 }
 
-void accumulate(const AttentionTile& tile, int num_keys) {
-  multiply<true>(tile.padded_queries, tile.padded_dim, operand(tile.weights, kKeyBlock * 2),
-                 operand(tile.values, std::int64_t{tile.padded_dim} * 4),
-                 result(tile.part.outputs, std::int64_t{tile.padded_dim} * 4),
-                 (num_keys + kTileDepth - 1) / kTileDepth * kTileDepth);
+// Each score is the same sum of the same products as that of queries times keys.
+void score_few(const AttentionTile& tile, const CacheRows& rows) {
+  alignas(kTileBytes) float turned[kKeyBlock][kTileColumns];
+  for (int key = 0; key < rows.count; key += 2 * kTileRows) {
+    multiply_keys(tile, rows, key, turned[key]);
+  }
+  const void* turned_rows[kKeyBlock];
+  for (int i = 0; i < kKeyBlock; ++i) {
+    turned_rows[i] = turned[i];
+  }
+  const int num_pairs = (tile.num_queries + 3) / 4 * 4;  // of halves: a number
+  for (int key = 0; key < rows.count; key += kTileRows) {
+    avx512_bf16::transpose_pairs(turned_rows + key, 2 * kTileColumns, 2 * num_pairs,
+                                 reinterpret_cast<std::uint32_t*>(tile.scores) + key, kKeyBlock);
+  }
+}
+
+struct TileProducts {
+  static void pack_keys(const AttentionTile& tile, const CacheRows& rows) {
+    avx512_bf16::pack_key_pairs(tile, rows);
+  }
+  static void pack_values(const AttentionTile& tile, const CacheRows& rows) {
+    avx512_bf16::pack_value_pairs(tile, rows);
+  }
+  static void score(const AttentionTile& tile, int first, int count) {
+    const std::int64_t row_bytes = std::int64_t{tile.padded_dim} * 2;
+    multiply<false>(whole_tiles(count), kKeyBlock,
+                    {static_cast<const char*>(tile.queries) + first * row_bytes, row_bytes},
+                    {static_cast<const char*>(tile.keys), kKeyBlock * 4},
+                    {reinterpret_cast<char*>(tile.scores), kKeyBlock * 4}, tile.padded_dim);
+  }
+  static void weigh(const AttentionTile& tile, int first, int count, std::int64_t start) {
+    avx512_bf16::weigh_pairs(tile, first, count, start);
+  }
+  static void accumulate(const AttentionTile& tile, int first, int count, int num_keys) {
+    const std::int64_t row_bytes = std::int64_t{tile.padded_dim} * 4;
+    multiply<true>(whole_tiles(count), tile.padded_dim,
+                   {static_cast<const char*>(tile.weights), kKeyBlock * 2},
+                   {static_cast<const char*>(tile.values), row_bytes},
+                   {reinterpret_cast<char*>(tile.part.outputs) + first * row_bytes, row_bytes},
+                   (num_keys + kTileDepth - 1) / kTileDepth * kTileDepth);
+  }
+
+ private:
+  static int whole_tiles(int count) { return (count + kTileRows - 1) / kTileRows * kTileRows; }
+};
+
+// For few queries, and keys that lie evenly: those aren't packed.
+struct FewQueryProducts : TileProducts {
+  static void pack_keys(const AttentionTile& tile, const CacheRows& rows) { score_few(tile, rows); }
+  static void score(const AttentionTile& /*tile*/, int /*first*/, int /*count*/) {}
+};
+
+void attend(const AttentionTile& tile, const KeyBlock& block) {
+  if (has_few(tile) && block.keys.stride != 0 && tile.head_dim == tile.padded_dim) {
+    attention_templates::attend<FewQueryProducts>(tile, block);
+  } else {
+    attention_templates::attend<TileProducts>(tile, block);
+  }
 }
 
 }  // namespace
 
 const AttentionKernels kAttentionKernels = {
-    begin,
-    end,
-    avx512_bf16::pack_query_rows,
-    avx512_bf16::pack_key_pairs,
-    avx512_bf16::pack_value_pairs,
-    score,
-    avx512_bf16::weigh_pairs,
-    accumulate,
-    avx512_bf16::merge_parts,
-    avx512_bf16::finish_rows,
+    begin, end, pack_queries, attend, avx512_bf16::merge_parts, avx512_bf16::finish_rows,
 };
 
 }  // namespace antiphon::kernels::amx

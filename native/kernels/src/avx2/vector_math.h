@@ -27,6 +27,9 @@ struct FloatVector {
     return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   }
   static FloatVector load_bf16_first(const std::uint16_t* from, std::int64_t count) {
+    if (count == kLanes) {
+      return load_bf16(from);
+    }
     alignas(16) std::uint16_t halves[kLanes] = {};
     for (std::int64_t i = 0; i < count; ++i) {
       halves[i] = from[i];
@@ -41,6 +44,10 @@ struct FloatVector {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), narrow());
   }
   void store_bf16_first(std::uint16_t* to, std::int64_t count) const {
+    if (count == kLanes) {
+      store_bf16(to);
+      return;
+    }
     alignas(16) std::uint16_t halves[kLanes];
     store_bf16(halves);
     for (std::int64_t i = 0; i < count; ++i) {

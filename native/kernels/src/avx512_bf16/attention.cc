@@ -1,6 +1,7 @@
 #include <immintrin.h>
 
 #include "../attention_kernels.h"
+#include "../attention_softmax.h"
 #include "attention_pairs.h"
 
 namespace antiphon::kernels::avx512_bf16 {
@@ -81,25 +82,38 @@ void multiply(int num_rows, int width, Pairs a, Pairs b, float* c, std::int64_t 
   }
 }
 
-void score(const AttentionTile& tile) {
-  multiply<false>(tile.num_queries, kKeyBlock, pairs(tile.queries, tile.padded_dim / 2),
-                  pairs(tile.keys, kKeyBlock), tile.scores, kKeyBlock, tile.padded_dim / 2);
-}
+struct PairProducts {
+  static void pack_keys(const AttentionTile& tile, const CacheRows& rows) {
+    pack_key_pairs(tile, rows);
+  }
+  static void pack_values(const AttentionTile& tile, const CacheRows& rows) {
+    pack_value_pairs(tile, rows);
+  }
+  static void score(const AttentionTile& tile, int first, int count) {
+    const auto* queries = static_cast<const std::uint16_t*>(tile.queries);
+    multiply<false>(count, kKeyBlock,
+                    pairs(queries + std::int64_t{first} * tile.padded_dim, tile.padded_dim / 2),
+                    pairs(tile.keys, kKeyBlock), tile.scores, kKeyBlock, tile.padded_dim / 2);
+  }
+  static void weigh(const AttentionTile& tile, int first, int count, std::int64_t start) {
+    weigh_pairs(tile, first, count, start);
+  }
+  static void accumulate(const AttentionTile& tile, int first, int count, int num_keys) {
+    multiply<true>(count, tile.padded_dim, pairs(tile.weights, kKeyBlock / 2),
+                   pairs(tile.values, tile.padded_dim),
+                   tile.part.outputs + std::int64_t{first} * tile.padded_dim, tile.padded_dim,
+                   (num_keys + 1) / 2);
+  }
+};
 
-void accumulate(const AttentionTile& tile, int num_keys) {
-  multiply<true>(tile.num_queries, tile.padded_dim, pairs(tile.weights, kKeyBlock / 2),
-                 pairs(tile.values, tile.padded_dim), tile.part.outputs, tile.padded_dim,
-                 (num_keys + 1) / 2);
-}
-
-void begin(const AttentionTile& /*tile*/) {}
+void begin() {}
 void end() {}
 
 }  // namespace
 
 const AttentionKernels kAttentionKernels = {
-    begin, end,         pack_query_rows, pack_key_pairs, pack_value_pairs,
-    score, weigh_pairs, accumulate,      merge_parts,    finish_rows,
+    begin,       end,         pack_query_rows, attention_templates::attend<PairProducts>,
+    merge_parts, finish_rows,
 };
 
 }  // namespace antiphon::kernels::avx512_bf16

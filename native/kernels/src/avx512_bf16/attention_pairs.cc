@@ -46,21 +46,21 @@ __m512i load_quarter_ends(const void* const* rows, int first, int place, __mmask
   return _mm512_load_si512(quarters);
 }
 
-// Four pairs of dimensions of 16 keys: each pair's vector goes to a row of its own.
-void store_transposed(const __m512i (&quarters)[4], std::uint32_t* to) {
+// Four pairs of dimensions of 16 rows: each pair's vector goes to a row of its own.
+void store_transposed(const __m512i (&quarters)[4], std::uint32_t* to, std::int64_t stride) {
   const __m512i low01 = _mm512_unpacklo_epi32(quarters[0], quarters[1]);
   const __m512i low23 = _mm512_unpacklo_epi32(quarters[2], quarters[3]);
   const __m512i high01 = _mm512_unpackhi_epi32(quarters[0], quarters[1]);
   const __m512i high23 = _mm512_unpackhi_epi32(quarters[2], quarters[3]);
   _mm512_storeu_si512(to, _mm512_unpacklo_epi64(low01, low23));
-  _mm512_storeu_si512(to + kKeyBlock, _mm512_unpackhi_epi64(low01, low23));
-  _mm512_storeu_si512(to + 2 * kKeyBlock, _mm512_unpacklo_epi64(high01, high23));
-  _mm512_storeu_si512(to + 3 * kKeyBlock, _mm512_unpackhi_epi64(high01, high23));
+  _mm512_storeu_si512(to + stride, _mm512_unpackhi_epi64(low01, low23));
+  _mm512_storeu_si512(to + 2 * stride, _mm512_unpacklo_epi64(high01, high23));
+  _mm512_storeu_si512(to + 3 * stride, _mm512_unpackhi_epi64(high01, high23));
 }
 
 struct PairWeights {
-  static void store(const AttentionTile& tile, int query, const FloatVector* weights) {
-    auto* to = static_cast<std::uint16_t*>(tile.weights) + std::int64_t{query} * kKeyBlock;
+  static void store(const AttentionTile& tile, int row, const FloatVector* weights) {
+    auto* to = static_cast<std::uint16_t*>(tile.weights) + std::int64_t{row} * kKeyBlock;
     for (int i = 0; i < kKeyBlock / kHalves; ++i) {
       const __m512bh rounded = _mm512_cvtne2ps_pbh(weights[2 * i + 1].lanes, weights[2 * i].lanes);
       _mm512_storeu_si512(to + i * kHalves, reinterpret_cast<const __m512i&>(rounded));
@@ -82,20 +82,24 @@ void pack_query_rows(const AttentionTile& tile, const QueryRows& rows) {
   }
 }
 
+void transpose_pairs(const void* const* rows, int head_dim, int padded_dim, std::uint32_t* to,
+                     std::int64_t stride) {
+  for (int i = 0; i < padded_dim; i += kQuarterHalves) {
+    const auto left = static_cast<__mmask8>(halves_left(head_dim, i));
+    __m512i quarters[4];
+    for (int j = 0; j < 4; ++j) {
+      quarters[j] = i + kQuarterHalves <= head_dim ? load_quarters(rows, j, i)
+                                                   : load_quarter_ends(rows, j, i, left);
+    }
+    store_transposed(quarters, to + i / 2 * stride, stride);
+  }
+}
+
 // [padded_dim / 2, kKeyBlock] pairs.
 void pack_key_pairs(const AttentionTile& tile, const CacheRows& rows) {
   auto* keys = static_cast<std::uint32_t*>(tile.keys);
-  for (int key = 0; key < rows.count; key += FloatVector::kLanes) {
-    for (int i = 0; i < tile.padded_dim; i += kQuarterHalves) {
-      __m512i quarters[4];
-      for (int j = 0; j < 4; ++j) {
-        quarters[j] = i + kQuarterHalves <= tile.head_dim
-                          ? load_quarters(rows.rows + key, j, i)
-                          : load_quarter_ends(rows.rows + key, j, i,
-                                              static_cast<__mmask8>(halves_left(tile.head_dim, i)));
-      }
-      store_transposed(quarters, keys + std::int64_t{i / 2} * kKeyBlock + key);
-    }
+  for (int key = 0; key < rows.count; key += kEvenRows) {
+    transpose_pairs(rows.rows + key, tile.head_dim, tile.padded_dim, keys + key, kKeyBlock);
   }
 }
 
@@ -106,22 +110,30 @@ void pack_value_pairs(const AttentionTile& tile, const CacheRows& rows) {
   const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
   auto* values = static_cast<std::uint16_t*>(tile.values);
   const int end = (rows.count + kHalves - 1) / kHalves * kHalves;
+  const int whole = tile.head_dim % kHalves == 0 ? rows.count / 2 * 2 : 0;
   for (int key = 0; key < end; key += 2) {
+    const std::uint16_t* even = halves(rows.rows[key]);
+    const std::uint16_t* odd = halves(rows.rows[key + 1]);
+    std::uint16_t* to = values + std::int64_t{key} * tile.padded_dim;
     for (int i = 0; i < tile.padded_dim; i += kHalves) {
-      const __mmask32 left = halves_left(tile.head_dim, i);
-      const __mmask32 first = key < rows.count ? left : 0;
-      const __mmask32 second = key + 1 < rows.count ? left : 0;
-      const __m512i a = _mm512_maskz_loadu_epi16(first, halves(rows.rows[key]) + i);
-      const __m512i b = _mm512_maskz_loadu_epi16(second, halves(rows.rows[key + 1]) + i);
-      std::uint16_t* to = values + std::int64_t{key} * tile.padded_dim + 2 * i;
-      _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, low, b));
-      _mm512_storeu_si512(to + kHalves, _mm512_permutex2var_epi16(a, high, b));
+      __m512i a;
+      __m512i b;
+      if (key < whole) {
+        a = _mm512_loadu_si512(even + i);
+        b = _mm512_loadu_si512(odd + i);
+      } else {
+        const __mmask32 left = halves_left(tile.head_dim, i);
+        a = _mm512_maskz_loadu_epi16(key < rows.count ? left : 0, even + i);
+        b = _mm512_maskz_loadu_epi16(key + 1 < rows.count ? left : 0, odd + i);
+      }
+      _mm512_storeu_si512(to + 2 * i, _mm512_permutex2var_epi16(a, low, b));
+      _mm512_storeu_si512(to + 2 * i + kHalves, _mm512_permutex2var_epi16(a, high, b));
     }
   }
 }
 
-void weigh_pairs(const AttentionTile& tile, std::int64_t block_start) {
-  attention_templates::weigh<FloatVector, PairWeights>(tile, block_start);
+void weigh_pairs(const AttentionTile& tile, int first, int count, std::int64_t start) {
+  attention_templates::weigh<FloatVector, PairWeights>(tile, first, count, start);
 }
 
 void merge_parts(const AttentionTile& tile, const PartialResult& part, const PartialResult& total) {

@@ -26,12 +26,20 @@ struct FloatVector {
   }
   // The first `count` of them, zeros behind.
   static FloatVector load_first(const float* from, std::int64_t count) {
+    if (count == kLanes) {
+      return load(from);
+    }
     FloatVector result = set(0);
     std::memcpy(&result.lanes, from, static_cast<std::size_t>(count) * sizeof(float));
     return result;
   }
-  static FloatVector load_bf16(const std::uint16_t* from) { return load_bf16_first(from, kLanes); }
+  static FloatVector load_bf16(const std::uint16_t* from) {
+    return {Lanes{from_bf16(from[0]), from_bf16(from[1]), from_bf16(from[2]), from_bf16(from[3])}};
+  }
   static FloatVector load_bf16_first(const std::uint16_t* from, std::int64_t count) {
+    if (count == kLanes) {
+      return load_bf16(from);
+    }
     FloatVector result = set(0);
     for (std::int64_t i = 0; i < count; ++i) {
       result.lanes[i] = from_bf16(from[i]);
@@ -40,6 +48,10 @@ struct FloatVector {
   }
   void store(float* to) const { std::memcpy(to, &lanes, sizeof(lanes)); }
   void store_first(float* to, std::int64_t count) const {
+    if (count == kLanes) {
+      store(to);
+      return;
+    }
     std::memcpy(to, &lanes, static_cast<std::size_t>(count) * sizeof(float));
   }
   void store_bf16_first(std::uint16_t* to, std::int64_t count) const {
