@@ -207,12 +207,13 @@ class OutputProgress:
         if self._reports_tokens:
             self._unreported_ids.extend(new.token_ids)
             self._unreported_logprobs.extend(new.logprobs)
-        hides_last = ended in _SHOWN_ON_REQUEST and not self._config.show_special_tokens
-        pieces = self._text.push(new.token_ids[:-1] if hides_last else new.token_ids)
+        if ended in _SHOWN_ON_REQUEST:
+            pieces = self._push_to_end(new.token_ids)
+        else:
+            pieces = self._text.push(new.token_ids)
+            if pieces[-1].stop is None and ended is not None:
+                pieces = join_pieces([*pieces, *self._text.finish()])
         stop = pieces[-1].stop
-        if stop is None and ended is not None:
-            pieces = join_pieces([*pieces, *self._text.finish(hidden_last=hides_last)])
-            stop = pieces[-1].stop
         if stop is not None:
             self._end_by_text(stop)
         elif ended is not None:
@@ -234,6 +235,20 @@ class OutputProgress:
         text = self._text.push_plain(token_ids)
         record.content.extend(text.encode())
         return text
+
+    def _push_to_end(self, token_ids: Sequence[int]) -> list[Piece]:
+        """Pushes the last tokens of an output, which one of them ends, and all held text."""
+        text = self._text
+        pieces = text.push(token_ids[:-1])
+        if pieces[-1].stop is not None:
+            return pieces
+        # Behind calls there is no text, so what ends the output doesn't show there.
+        shows_last = self._config.show_special_tokens and not text.has_calls
+        if shows_last:
+            pieces += text.push(token_ids[-1:])
+        if pieces[-1].stop is None:
+            pieces += text.finish(hidden_last=not shows_last)
+        return join_pieces(pieces)
 
     def take_last(self, new: NewTokens, reason: "FinishReason.ValueType") -> list[OutputPart]:
         """Like `take` for the tokens, after which the output ends for a reason of ours."""

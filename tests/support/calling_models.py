@@ -83,6 +83,12 @@ class CallingModel:
         return habits.tools
 
     @property
+    def reference(self) -> tokenizers.Tokenizer:
+        """The tokenizer as its library reads it."""
+        file = self.folder.parent / self.name / "tokenizer.json"
+        return tokenizers.Tokenizer.from_file(str(file))
+
+    @property
     def takes_several(self) -> bool:
         return self.server.model.renderer.habits.takes_several_calls
 

@@ -128,6 +128,11 @@ class OutputText:
         return self._channels is not None and self._channels.reads_calls
 
     @property
+    def has_calls(self) -> bool:
+        """Whether a call has begun."""
+        return self._channels is not None and self._channels.calls_start is not None
+
+    @property
     def open_call_start(self) -> int | None:
         """Characters, markers included, before a call that has begun and not ended."""
         return self._channels.open_call_start if self._channels else None
@@ -164,7 +169,7 @@ class OutputText:
         Args:
             hidden_last: The output ended with one more token, an end or stop token, which was not
                 pushed because it must not show. It is told with the last piece. (Where special
-                tokens show, push it like any other.)
+                tokens show and no call stands before it, push it like any other.)
         """
         if self._is_over:
             return [Piece(text="", num_tokens=0)]
