@@ -1,5 +1,6 @@
 """Conversations that the chat template refuses: told in its words, and nothing is left of them."""
 
+import re
 from collections.abc import AsyncIterator, Sequence
 
 import grpc
@@ -16,7 +17,15 @@ from antiphon.v1.session_pb2 import (
     OpenSession,
     StartTurn,
 )
-from antiphon.v1.types_pb2 import Conversation, Failure, Item, Prompt, Role, ToolResult
+from antiphon.v1.types_pb2 import (
+    Constraint,
+    Conversation,
+    Failure,
+    Item,
+    Prompt,
+    Role,
+    ToolResult,
+)
 
 from support.answers import LIMIT_S
 from support.canary import Canary
@@ -147,6 +156,27 @@ async def test_refused_order_of_roles_is_told_alike_without_a_session(
 
     assert (refusal.code, refusal.reason) == (code, reason)
     assert words in refusal.message
+
+
+async def test_refused_orders_of_a_constrained_turn_leave_the_session_as_it_was(
+    server: RunningServer,
+) -> None:
+    config = greedy(40)
+    config.constraint.CopyFrom(Constraint(regex="([a-f]{2}[0-9]-){3}"))
+    session, fresh = [await new_session(server) for _ in range(2)]
+    before = await state_of(server, session)
+    for items, code, reason, _ in ODD_ORDERS.values():
+        start = StartTurn(items=items, config=config)
+
+        refusal = await refusal_of(lambda start=start: events_of_turn(server, session, start))
+
+        assert (refusal.code, refusal.reason) == (code, reason)
+        assert await state_of(server, session) == before
+    held, expected = [
+        await run_turn(server, name, [user("What now?")], config) for name in (session, fresh)
+    ]
+    assert re.fullmatch("([a-f]{2}[0-9]-){3}", held.text)
+    assert (held.prompt_ids, held.output_ids) == (expected.prompt_ids, expected.output_ids)
 
 
 async def test_long_complaint_of_a_template_is_cut(server: RunningServer) -> None:

@@ -14,6 +14,7 @@ from antiphon.v1.session_pb2 import (
 )
 from antiphon.v1.types_pb2 import (
     ChatMessage,
+    Constraint,
     GenerationConfig,
     Item,
     Prompt,
@@ -50,17 +51,20 @@ async def server(
         yield running
 
 
-def request(first_id: int) -> GenerateRequest:
+def request(first_id: int, constraint: Constraint | None = None) -> GenerateRequest:
     """A long prompt like no other test's."""
     ids = [first_id + position * 7 % 90 for position in range(PROMPT_TOKENS)]
     return GenerateRequest(
         prompt=Prompt(token_ids=TokenIds(ids=ids)),
-        config=GenerationConfig(stop=StopConditions(max_output_tokens=1)),
+        config=GenerationConfig(stop=StopConditions(max_output_tokens=1), constraint=constraint),
     )
 
 
-async def cached(server: RunningServer, first_id: int, who: object) -> int:
-    answer = await server.inference.Generate(request(first_id), metadata=who, timeout=LIMIT_S)
+async def cached(
+    server: RunningServer, first_id: int, who: object, constraint: Constraint | None = None
+) -> int:
+    asked = request(first_id, constraint)
+    answer = await server.inference.Generate(asked, metadata=who, timeout=LIMIT_S)
     assert answer.usage.prompt_tokens == PROMPT_TOKENS
     return int(answer.usage.cached_prompt_tokens)
 
@@ -86,6 +90,15 @@ async def test_prompt_of_another_tenant_is_cold_and_ones_own_is_not(server: Runn
     # B has sent it once now, in a scope that B names after A's: cold all the same.
     assert await cached_in_scope(server, 100, B, "a") == 0
     assert await cached(server, 100, A) > PROMPT_TOKENS // 2
+
+
+async def test_a_constraint_that_tenants_share_shares_no_prompt(server: RunningServer) -> None:
+    same = Constraint(regex="[a-f]{4}")
+    assert await cached(server, 500, A, same) == 0
+    assert await cached(server, 500, B, same) == 0
+    assert await cached(server, 500, A, same) > PROMPT_TOKENS // 2
+    # A prompt's blocks are the same, whatever must hold for what is behind it.
+    assert await cached(server, 500, A) > PROMPT_TOKENS // 2
 
 
 async def test_what_a_caller_chooses_divides_its_own_scope_only(server: RunningServer) -> None:
