@@ -22,6 +22,8 @@ class CheckerStart(msgspec.Struct, frozen=True, kw_only=True):
     """The model's, which may exceed the tokenizer's."""
     backend: GrammarBackend = GrammarBackend.LLGUIDANCE
     """What its constraints are enforced by."""
+    is_waited_for: bool = False
+    """Whether somebody waits for it to be loaded."""
     num_workers: int = 2
     worker_limits: WorkerLimits = WorkerLimits()
     max_depth: int = 64

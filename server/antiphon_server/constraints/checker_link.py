@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from antiphon_engine.api.connection import Connection
 from antiphon_engine.api.frames import FrameReader
@@ -55,6 +56,8 @@ class CheckerLink:
         self._loaded: asyncio.Future[None] | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._process_id: int | None = None
+        self._num_waiting = 0
+        """Jobs that the process is to be loaded for."""
         self._closed = False
 
     @property
@@ -99,7 +102,11 @@ class CheckerLink:
     async def _ask(self, make: Callable[[int], Job]) -> Answer:
         if self._closed:
             raise CheckerGoneError("the server is about to stop")
-        await self.load()
+        self._num_waiting += 1
+        try:
+            await self.load()
+        finally:
+            self._num_waiting -= 1
         connection = self._connection
         assert connection is not None, "it is loaded"
         job_id = next(self._job_ids)
@@ -143,7 +150,8 @@ class CheckerLink:
     async def _run_process(self) -> str:
         """Runs one process until it has ended, and returns why."""
         try:
-            started = await spawn(self._command, self._start_message())
+            start = replace(self._start_message(), is_waited_for=self._num_waiting > 0)
+            started = await spawn(self._command, start)
         except OSError as error:
             return f"{self._command[0]!r} can't be run: {error}"
         self._process_id = started.process.pid

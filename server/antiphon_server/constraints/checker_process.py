@@ -21,8 +21,8 @@ from antiphon_server.constraints.json_schema import PlanLimits
 from antiphon_server.constraints.supervisor import Supervisor
 from antiphon_server.constraints.workers import Work
 
-_NICENESS: Final = 10
-_NICENESS_LOADING: Final = 5
+_NICENESS: Final = 5
+"""Little: those who wait for a check, or for the last look at an output, have streams as well."""
 
 
 def run(arguments: Sequence[str], load: Callable[[CheckerStart], Work]) -> None:
@@ -35,9 +35,9 @@ def run(arguments: Sequence[str], load: Callable[[CheckerStart], Work]) -> None:
     link = link_of_this_process(arguments)
     start = read_start(sys.stdin.buffer, CheckerStart)
     # What streams wait for comes first, wherever both need the processor. What takes seconds to
-    # load gives way at once; the rest does behind that, since whoever comes first waits for it.
-    if start.backend is GrammarBackend.XGRAMMAR:
-        give_way(_NICENESS_LOADING)
+    # load and nobody waits for gives way at once; the rest does behind that.
+    if start.backend is GrammarBackend.XGRAMMAR and not start.is_waited_for:
+        give_way(_NICENESS)
     work = load(start)
     give_way(_NICENESS)
     supervisor = Supervisor(link, work, num_workers=start.num_workers, limits=start.worker_limits)

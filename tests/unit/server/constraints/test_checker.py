@@ -93,7 +93,24 @@ async def test_checkers_load_one_behind_the_other_and_give_way(tmp_path: Path) -
     niceness = [os.getpriority(os.PRIO_PROCESS, process_id) for process_id in process_ids]
     await checker.close()
     assert noted_loads(notes) == [("llguidance", before), ("xgrammar", max(before, 5))]
-    assert niceness == [max(before, 10)] * 2
+    assert niceness == [max(before, 5)] * 2
+
+
+async def test_a_checker_that_somebody_waits_for_gives_way_once_it_has_loaded(
+    tmp_path: Path,
+) -> None:
+    notes, before = tmp_path / "notes", os.getpriority(os.PRIO_PROCESS, 0)
+    start = CheckerStart(checkpoint="", vocabulary_size=1, backend=GrammarBackend.XGRAMMAR)
+    link = CheckerLink(lambda: start, command=fake_checker_command(notes))
+    checker = ConstraintChecker({GrammarBackend.XGRAMMAR: link}, CheckerLimits())
+    grammar = ConstraintRequest(kind=ConstraintKind.EBNF, text="good")
+
+    await checker.check(grammar, path=PATH)
+
+    niceness = os.getpriority(os.PRIO_PROCESS, link.process_id or 0)
+    await checker.close()
+    assert noted_loads(notes) == [("xgrammar", before)]
+    assert niceness == max(before, 5)
 
 
 async def test_a_constraint_is_looked_into_once(tmp_path: Path) -> None:
