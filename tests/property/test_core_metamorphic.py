@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -53,8 +54,12 @@ def workloads(draw: st.DrawFn) -> list[Conversation]:
     return conversations
 
 
+@lru_cache(maxsize=1024)
 def alone(conversation: Conversation) -> list[Outcome]:
-    """What it says on a core of its own, computed anew each turn."""
+    """What it says on a core of its own, computed anew each turn.
+
+    Each variant sees the same conversations, so this is asked for the same ones again and again.
+    """
     lone = replace(conversation, ask=replace(conversation.ask, leader=0, session=0), after_steps=0)
     return ConversationRun(CoreDriver(PLAIN), [lone]).run(random.Random(0)).outcomes[0]
 

@@ -24,7 +24,14 @@ from antiphon_engine.api.messages import (
 )
 from antiphon_engine.executor import Executor
 from antiphon_engine.loading import describe
-from support.guided_loop import VOCABULARY_SIZE, GuidedModel, regex, run_until_ended, schema
+from support.guided_loop import (
+    VOCABULARY_SIZE,
+    GuidedModel,
+    regex,
+    run_to_ends,
+    run_until_ended,
+    schema,
+)
 from support.loop_harness import LoopHarness, OutputKey, running_loop_of
 from support.tiny_checkpoints import TinyModel, make_checkpoint, prompts
 from support.tiny_tokenizers import save_byte_level_tokenizer
@@ -181,15 +188,19 @@ def test_every_cut_goes_on_with_the_tokens_of_the_uncut_output(
     model = describe(Executor(config, reference.model.checkpoint))
     checkpoint = str(reference.model.checkpoint)
     with running_loop_of(model, config, checkpoint=checkpoint) as harness:
-        request_ids = itertools.count(1)
         for request_id in (SHAPED, THOUGHTFUL):
             whole = reference.tokens[request_id, 0]
-            for num in range(1, len(whole), 2):
-                cut = reference.requests[request_id].resumed_behind(array("i", whole[:num]))
-                resumed_id = next(request_ids)
-                harness.submit(resumed_id, cut)
-                run_until_ended(harness, {resumed_id: cut})
+            # Under the cut as its id. All at once: rows beside each other cost little.
+            cuts = {
+                (request_id << 16) + num: reference.requests[request_id].resumed_behind(
+                    array("i", whole[:num])
+                )
+                for num in range(1, len(whole), 2)
+            }
+            run_to_ends(harness, cuts)
 
+            for resumed_id in cuts:
+                num = resumed_id & 0xFFFF
                 assert whole[:num] + harness.heard.tokens[resumed_id, 0] == whole
                 (ended,) = harness.heard.ended[resumed_id, 0]
                 assert ended.reason is FinishReason.END_ID
