@@ -217,3 +217,23 @@ async def test_a_model_that_loves_blanks_of_one_byte_ends_well_within_its_tokens
     assert answer.output.finish_reason == STOP
     assert SchemaOracle(schema).accepts_text(answer.text)
     assert answer.usage.output_tokens < 192
+
+
+async def test_prompts_are_told_of_alike_whatever_must_hold_for_the_answer(
+    tiny: RunningServer,
+) -> None:
+    free, held = request_for(SamplingParams(temperature=0)), request_for(SamplingParams())
+    held.config.CopyFrom(guided(Constraint(regex="[xyz]{3}"), 1, temperature=0))
+    for request in (free, held):
+        request.config.output.prompt_logprobs = True
+        request.config.output.top_logprobs = 2
+        request.config.stop.max_output_tokens = 8
+
+    told = await ask(tiny, held)
+    expected = (await ask(tiny, free)).prompt_logprobs
+
+    assert re.fullmatch("[xyz]{3}", told.text)
+    assert len(told.prompt_logprobs) == told.usage.prompt_tokens - 1
+    for entry, other in zip(told.prompt_logprobs, expected, strict=True):
+        values = [[top.logprob for top in (each.chosen, *each.top)] for each in (entry, other)]
+        assert values[0] == pytest.approx(values[1], abs=1e-4)
