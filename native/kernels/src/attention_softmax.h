@@ -85,8 +85,8 @@ void weigh(const AttentionTile& tile, int first_query, int num_queries, std::int
   }
 }
 
-// Asks for one of four parts of what comes next. A little at a time: a processor waits for few lines
-// at once. A template, so that no source for one instruction set gets the code of another's.
+// Asks for one of four parts of what comes next. A little at a time: a processor waits for few
+// lines at once. A template, so that no source for one instruction set gets the code of another's.
 template <class Products>
 void prefetch_quarter(const AttentionTile& tile, const KeyBlock& block, int quarter) {
   if (block.next == nullptr) {
@@ -96,8 +96,11 @@ void prefetch_quarter(const AttentionTile& tile, const KeyBlock& block, int quar
   const int row_bytes = tile.head_dim * (rows.type == Type::kF32 ? 4 : 2);
   const int first = quarter % 2 * kKeyBlock / 2;
   for (int i = first; i < first + kKeyBlock / 2; ++i) {
-    for (int byte = 0; byte < row_bytes; byte += 64) {
-      __builtin_prefetch(static_cast<const char*>(rows.rows[i]) + byte);
+    const auto* row = static_cast<const char*>(rows.rows[i]);
+    __builtin_prefetch(row);
+    __builtin_prefetch(row + row_bytes - 1);
+    for (int byte = 64; byte < row_bytes - 64; byte += 64) {
+      __builtin_prefetch(row + byte);
     }
   }
 }
@@ -145,7 +148,16 @@ void merge(const AttentionTile& tile, const PartialResult& part, const PartialRe
   }
 }
 
-template <class Vector>
+// Outputs whose columns lie in the order of the dimensions.
+struct PlainColumns {
+  template <class Vector>
+  static Vector load(const float* outputs, int column) {
+    return Vector::load(outputs + column);
+  }
+};
+
+// `Columns::load` gives the outputs of the dimensions from a multiple of Vector::kLanes on.
+template <class Vector, class Columns>
 void finish(const AttentionTile& tile, const PartialResult& total, const OutputRows& out) {
   for (int query = 0; query < tile.num_queries; ++query) {
     Vector sum = Vector::set(0.0F);
@@ -159,7 +171,7 @@ void finish(const AttentionTile& tile, const PartialResult& total, const OutputR
     for (int i = 0; i < tile.head_dim; i += Vector::kLanes) {
       const int left = tile.head_dim - i;
       const std::int64_t count = left < Vector::kLanes ? left : Vector::kLanes;
-      const Vector value = Vector::load(outputs + i) * factor;
+      const Vector value = Columns::template load<Vector>(outputs, i) * factor;
       if (out.type == Type::kF32) {
         value.store_first(static_cast<float*>(out.data) + start + i, count);
       } else {

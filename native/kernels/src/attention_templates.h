@@ -174,8 +174,9 @@ inline void end_nothing() {}
 
 template <class Vector>
 constexpr AttentionKernels kKernels = {
-    begin_nothing, end_nothing,    pack_queries<Vector>, attend<FloatProducts<Vector>>,
-    merge<Vector>, finish<Vector>,
+    begin_nothing,        end_nothing,
+    pack_queries<Vector>, attend<FloatProducts<Vector>>,
+    merge<Vector>,        finish<Vector, PlainColumns>,
 };
 
 }  // namespace antiphon::kernels::attention_templates

@@ -68,6 +68,20 @@ struct PairWeights {
   }
 };
 
+// Outputs in the order that pack_value_pairs leaves.
+struct PairColumns {
+  template <class Vector>
+  static Vector load(const float* outputs, int column) {
+    const int first = column / kHalves * kHalves;
+    const int fours = column % kHalves / 8;  // of 8 columns that go before, of either half
+    const __m512i order =
+        _mm512_add_epi32(_mm512_set1_epi32(4 * fours),
+                         _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23));
+    return {_mm512_permutex2var_ps(_mm512_loadu_ps(outputs + first), order,
+                                   _mm512_loadu_ps(outputs + first + 16))};
+  }
+};
+
 }  // namespace
 
 void pack_query_rows(const AttentionTile& tile, const QueryRows& rows) {
@@ -103,11 +117,10 @@ void pack_key_pairs(const AttentionTile& tile, const CacheRows& rows) {
   }
 }
 
-// [kKeyBlock / 2, padded_dim] pairs, zeros behind the last key as far as a tile of 32 keys goes.
+// [kKeyBlock / 2, padded_dim] pairs, zeros behind the last key as far as a tile of 32 keys goes. Of
+// 32 columns the lower halves of each 8 come first, then the upper ones: that's how the fastest
+// instructions leave them, and any order will do until the results are finished.
 void pack_value_pairs(const AttentionTile& tile, const CacheRows& rows) {
-  const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
-                                       39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
   auto* values = static_cast<std::uint16_t*>(tile.values);
   const int end = (rows.count + kHalves - 1) / kHalves * kHalves;
   const int whole = tile.head_dim % kHalves == 0 ? rows.count / 2 * 2 : 0;
@@ -126,8 +139,8 @@ void pack_value_pairs(const AttentionTile& tile, const CacheRows& rows) {
         a = _mm512_maskz_loadu_epi16(key < rows.count ? left : 0, even + i);
         b = _mm512_maskz_loadu_epi16(key + 1 < rows.count ? left : 0, odd + i);
       }
-      _mm512_storeu_si512(to + 2 * i, _mm512_permutex2var_epi16(a, low, b));
-      _mm512_storeu_si512(to + 2 * i + kHalves, _mm512_permutex2var_epi16(a, high, b));
+      _mm512_storeu_si512(to + 2 * i, _mm512_unpacklo_epi16(a, b));
+      _mm512_storeu_si512(to + 2 * i + kHalves, _mm512_unpackhi_epi16(a, b));
     }
   }
 }
@@ -141,7 +154,7 @@ void merge_parts(const AttentionTile& tile, const PartialResult& part, const Par
 }
 
 void finish_rows(const AttentionTile& tile, const PartialResult& total, const OutputRows& out) {
-  attention_templates::finish<FloatVector>(tile, total, out);
+  attention_templates::finish<FloatVector, PairColumns>(tile, total, out);
 }
 
 }  // namespace antiphon::kernels::avx512_bf16
