@@ -22,7 +22,7 @@ COUNT ?= 10000
 WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
 PIP_INSTALL = $(BIN)/pip install --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
 
-.PHONY: help setup native serve check check-protos format test test-device stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-grammar bench-guided bench-policies bench-collectors bench-sessions bench-tenants bench-tracing observe check-dashboard clean
+.PHONY: help setup native serve check check-protos format test test-device stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-grammar bench-guided bench-kernels bench-policies bench-collectors bench-sessions bench-tenants bench-tracing observe check-dashboard clean
 .DEFAULT_GOAL := help
 # A virtual environment that was left half made is made again.
 .DELETE_ON_ERROR:
@@ -106,6 +106,11 @@ bench-core: $(VENV)/.dev    ## Measures what planning and committing a step cost
 	$(CONFIGURE) -B build/bench -DANTIPHON_BUILD_BENCH=ON
 	$(BIN)/cmake --build build/bench
 	$(BIN)/python tests/bench/core.py build/bench/antiphon_core_bench $(ARGS)
+
+bench-kernels: setup    ## Measures the products of a step of the default model on one thread, beside oneDNN's
+	$(CONFIGURE) -B build/bench -DANTIPHON_BUILD_BENCH=ON
+	$(BIN)/cmake --build build/bench --target antiphon_kernels_bench
+	$(BIN)/python tests/bench/kernels.py build/bench/kernels/libantiphon_kernels_bench.so $(ARGS)
 
 bench-tenants: setup    ## Measures what a tenant can feel of another's prompt, on the default model
 	$(BIN)/python tests/bench/tenants.py $(ARGS)

@@ -13,11 +13,11 @@
 namespace antiphon::kernels {
 namespace {
 
-constexpr std::int64_t kFewRows = 32;           // what products keep in registers
 constexpr std::int64_t kRowsOfTask = 512;       // their sums of a pair fill a small part of a cache
 constexpr std::int64_t kChunkBytes = 32 << 10;  // of tiles, to stay in the nearest cache
 constexpr std::int64_t kRowsBytes = 512 << 10;  // of rows, to stay in the second
 constexpr std::int64_t kMostPairs = 8;
+constexpr std::int64_t kLeastSlices = 4;  // of tiles, for what unpacks and multiplies at once
 
 // How the product is cut. A task is some pairs of some rows. Within it, a group of pairs is
 // multiplied chunk by chunk of the inputs, so that the rows' chunk is near for all of the group.
@@ -36,7 +36,9 @@ struct Cut {
 Cut cut(const PackedMatrix& weights, const ProductKernels& kernels, std::int64_t num_rows,
         int num_workers) {
   const std::int64_t element = kernels.input_type == Type::kBf16 ? 2 : 4;
-  const bool unpacks = kernels.unpack[static_cast<std::size_t>(weights.format())] != nullptr;
+  const auto format = static_cast<std::size_t>(weights.format());
+  const bool unpacks =
+      kernels.unpack[format] != nullptr && kernels.unpack_and_multiply[format] == nullptr;
   const bool few = num_rows <= kFewRows;
   Cut cut = {};
   const std::int64_t num_row_tasks = divide_up(num_rows, kRowsOfTask);
@@ -85,7 +87,8 @@ class Share {
         out_(out),
         out_column_(out_column) {
     const std::int64_t element = kernels_.input_type == Type::kBf16 ? 2 : 4;
-    const std::int64_t tiles = cut_.slices_of_chunk * 2 * kTile * element;
+    const std::int64_t tiles =
+        std::max<std::int64_t>(cut_.slices_of_chunk, kLeastSlices) * 2 * kTile * element;
     const std::int64_t sums =
         cut_.pairs_of_group * cut_.rows_of_task * kPair * static_cast<std::int64_t>(sizeof(float));
     const bool staged = in.type != kernels_.input_type || weights.num_in() % kSlice != 0;
@@ -160,15 +163,25 @@ class Share {
     const auto block_bytes = static_cast<std::int64_t>(weights_.block_bytes());
     const std::byte* const blocks = weights_.pair(pair) + slice * block_bytes;
     const Upcoming upcoming = upcoming_behind(blocks + num_slices * block_bytes);
-    const auto unpack = kernels_.unpack[static_cast<std::size_t>(weights_.format())];
-    if (unpack != nullptr) {
-      unpack({blocks, num_slices, weights_.row_scales(pair), tiles_, upcoming});
-    }
     const std::int64_t element = kernels_.input_type == Type::kBf16 ? 2 : 4;
     const auto* const rows = static_cast<const std::byte*>(in_.data) +
                              (first_row * in_.stride + slice * kSlice) * element;
-    kernels_.multiply({rows, in_.stride, num_rows, unpack != nullptr ? tiles_ : blocks, num_slices,
-                       sums, slice > 0, unpack != nullptr ? Upcoming{} : upcoming});
+    Product product = {rows, in_.stride, num_rows, blocks, num_slices, sums, slice > 0, upcoming};
+    const auto format = static_cast<std::size_t>(weights_.format());
+    if (kernels_.unpack[format] == nullptr) {
+      kernels_.multiply(product);
+      return;
+    }
+    const Unpacking unpacking = {blocks, num_slices, weights_.row_scales(pair), tiles_, upcoming};
+    const auto at_once = kernels_.unpack_and_multiply[format];
+    if (at_once != nullptr && num_rows <= kFewRows && num_slices == weights_.num_slices()) {
+      at_once(unpacking, product);
+      return;
+    }
+    kernels_.unpack[format](unpacking);
+    product.tiles = tiles_;
+    product.upcoming = {};
+    kernels_.multiply(product);
   }
 
   // The chunk that most likely comes next, up to the matrix's end.

@@ -96,8 +96,10 @@ float largest_finite(const float* weights, std::int64_t count) {
   return largest;
 }
 
-TileOrder order_of(Type input_type) {
-  return input_type == Type::kBf16 ? TileOrder::kPairs : TileOrder::kChannels;
+// Integers become pairs when they are unpacked.
+TileOrder order_of(WeightFormat format, Type input_type) {
+  return format == WeightFormat::kBf16 && input_type == Type::kBf16 ? TileOrder::kPairs
+                                                                    : TileOrder::kChannels;
 }
 
 // A slice of a row of one type into one of another, zeros behind the row's end.
@@ -117,7 +119,7 @@ void store_column(Element* tile, TileOrder order, int channel, const Source* wei
 
 void PackedMatrix::pack_row(std::int64_t row, const float* weights) {
   const Place place = place_of(row);
-  const TileOrder order = order_of(input_type());
+  const TileOrder order = order_of(format_, input_type());
   const float row_scale = row_scale_for(largest_finite(weights, num_in_));
   row_scales_[place.pair * kPair + place.half * kPanel + place.channel] = row_scale;
   std::byte* block = bytes_.get() + place.pair * pair_bytes();
@@ -133,15 +135,15 @@ void PackedMatrix::pack_row(std::int64_t row, const float* weights) {
     } else {
       float slice[kSlice] = {};
       std::copy_n(weights + first, count, slice);
-      store_slice({block, format_, order, place.half, place.channel},
-                  quantize(slice, format_, row_scale), row_scale);
+      store_slice({block, format_, place.half, place.channel}, quantize(slice, format_, row_scale),
+                  row_scale);
     }
   }
 }
 
 void PackedMatrix::pack_bf16_row(std::int64_t row, const std::uint16_t* weights) {
   const Place place = place_of(row);
-  const TileOrder order = order_of(input_type());
+  const TileOrder order = order_of(format_, input_type());
   std::byte* block = bytes_.get() + place.pair * pair_bytes();
   for (std::int64_t first = 0; first < num_in_; first += kSlice, block += block_bytes_) {
     store_column(reinterpret_cast<std::uint16_t*>(tile_weights(block, format_, place.half)), order,
@@ -207,8 +209,7 @@ void PackedMatrix::pack_slices(std::int64_t row, const std::vector<QuantizedSlic
   row_scales_[place.pair * kPair + place.half * kPanel + place.channel] = row_scale;
   std::byte* block = bytes_.get() + place.pair * pair_bytes();
   for (const QuantizedSlice& slice : slices) {
-    store_slice({block, format_, order_of(input_type()), place.half, place.channel}, slice,
-                row_scale);
+    store_slice({block, format_, place.half, place.channel}, slice, row_scale);
     block += block_bytes_;
   }
 }
@@ -216,7 +217,7 @@ void PackedMatrix::pack_slices(std::int64_t row, const std::vector<QuantizedSlic
 void PackedMatrix::unpack_row(std::int64_t row, float* out) const {
   check_rows(row, 1);
   const Place place = place_of(row);
-  const TileOrder order = order_of(input_type());
+  const TileOrder order = order_of(format_, input_type());
   const float row_scale = row_scales_[place.pair * kPair + place.half * kPanel + place.channel];
   std::byte* block = bytes_.get() + place.pair * pair_bytes();
   for (std::int64_t first = 0; first < num_in_; first += kSlice, block += block_bytes_) {
@@ -224,7 +225,7 @@ void PackedMatrix::unpack_row(std::int64_t row, float* out) const {
     const std::byte* const tile = tile_weights(block, format_, place.half);
     QuantizedSlice slice = {};
     if (format_ != WeightFormat::kF32 && format_ != WeightFormat::kBf16) {
-      slice = load_slice({block, format_, order, place.half, place.channel}, row_scale);
+      slice = load_slice({block, format_, place.half, place.channel}, row_scale);
     }
     for (int k = 0; k < count; ++k) {
       const int index = index_of(column_of(order, place.channel, k % 2), k / 2);
@@ -233,8 +234,8 @@ void PackedMatrix::unpack_row(std::int64_t row, float* out) const {
       } else if (format_ == WeightFormat::kBf16) {
         out[first + k] = from_bf16(reinterpret_cast<const std::uint16_t*>(tile)[index]);
       } else {
-        const float value = value_of(slice, format_, k);
-        out[first + k] = order == TileOrder::kPairs ? from_bf16(to_bf16(value)) : value;
+        out[first + k] = input_type() == Type::kBf16 ? cut_value_of(slice, format_, k)
+                                                     : value_of(slice, format_, k);
       }
     }
   }

@@ -17,6 +17,8 @@ const ProductKernels& product_kernels(Isa isa, WeightFormat format) {
       return avx512_bf16_kernels();
     case Isa::kAvx512:
       return avx512_kernels();
+    case Isa::kAvx2:
+      return avx2_kernels();
 #endif
     default:
       return portable_kernels();

@@ -62,7 +62,12 @@ struct ProductKernels {
   // Around a worker's share of an op, in which all products have up to `num_rows` rows.
   void (*begin)(std::int64_t num_rows);
   void (*end)();
+  // Both at once, where there is such a one: for up to kFewRows rows, all slices of a pair. Of
+  // `tiles` it writes as many as it needs, at least those of four slices; `sums` are written.
+  std::array<void (*)(const Unpacking&, const Product&), 6> unpack_and_multiply = {};
 };
+
+inline constexpr std::int64_t kFewRows = 32;  // what products keep in registers
 
 // Those that a matrix of this format takes on `isa`.
 const ProductKernels& product_kernels(Isa isa, WeightFormat format);

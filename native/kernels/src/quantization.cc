@@ -1,10 +1,12 @@
 #include "quantization.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
 #include "float16.h"
+#include "tile_layout.h"
 
 namespace antiphon::kernels {
 namespace {
@@ -153,6 +155,19 @@ float value_of(const QuantizedSlice& slice, WeightFormat format, int k) {
     offset = -32 * scale;
   }
   return static_cast<float>(scale * slice.values[k] + offset);
+}
+
+float cut_value_of(const QuantizedSlice& slice, WeightFormat format, int k) {
+  // Step by step what kernels do, so that nothing but the last bit of a double could differ.
+  const auto range = static_cast<float>(1 << value_bits(format));
+  const float scale = slice.scales[format == WeightFormat::kInt6 ? k / 16 : 0];
+  const float factor = scale * range;
+  const bool is_symmetric = format == WeightFormat::kInt8 || format == WeightFormat::kInt6;
+  const float addend = is_symmetric ? scale * (-1.5F * range) : slice.offset - factor;
+  const double value = 1.0 + slice.values[k] / double{range};
+  const auto stretched =
+      static_cast<float>(value * (factor * kStretch) + double{addend * kStretch});
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(stretched) & 0xFFFF0000U);
 }
 
 }  // namespace antiphon::kernels

@@ -116,7 +116,8 @@ void store_slice(const TileColumnPlace& place, const QuantizedSlice& slice, floa
     for (int p = 0; p < 16; ++p) {
       values[p] = slice.values[2 * p + parity];
     }
-    store_column(words, place.format, column_of(place.order, place.channel, parity), values);
+    store_column(words, place.format, column_of(TileOrder::kChannels, place.channel, parity),
+                 values);
   }
   store_f16(scale_at(place, 0), slice.scales[0] / row_scale);
   if (place.format == WeightFormat::kInt6) {
@@ -131,7 +132,8 @@ QuantizedSlice load_slice(const TileColumnPlace& place, float row_scale) {
   Words words(tile_weights(place.block, place.format, place.half));
   for (int parity = 0; parity < 2; ++parity) {
     std::uint8_t values[16];
-    load_column(words, place.format, column_of(place.order, place.channel, parity), values);
+    load_column(words, place.format, column_of(TileOrder::kChannels, place.channel, parity),
+                values);
     for (int p = 0; p < 16; ++p) {
       slice.values[2 * p + parity] = values[p];
     }

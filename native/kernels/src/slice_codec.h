@@ -11,7 +11,6 @@ namespace antiphon::kernels {
 struct TileColumnPlace {
   std::byte* block;
   WeightFormat format;
-  TileOrder order;
   int half;
   int channel;  // within the tile
 };

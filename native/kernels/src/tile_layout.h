@@ -4,8 +4,9 @@
 // In the order of pairs, which dot products of bfloat16 pairs take, rows 2p and 2p + 1 together are
 // the inputs 2p and 2p + 1: output 0's two, output 1's two, and so on.
 //
-// Integers lie in words of 32 bits, so that a shift and a mask bring 16 of them out. The weights of
-// lane l in rows h, 2 + h, 4 + h … (h is 0 or 1), its *column*, are numbered by p, and p lies in
+// Integers lie in words of 32 bits in the order of channels, so that a rotation and a mask bring 16
+// of them out. The weights of lane l in rows h, 2 + h, 4 + h … (h is 0 or 1), its *column*, are
+// numbered by p, and p lies in
 //   kInt8: byte p % 4 of word ((p / 4 * 2 + h) * 16 + l)
 //   kInt4: four bits p % 8 of word ((p / 8 * 2 + h) * 16 + l)
 //   kInt5: as kInt4, and the high bit in bit 16 h + p of word 64 + l

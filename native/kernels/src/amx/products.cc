@@ -47,69 +47,100 @@ void end() {
 }
 
 constexpr std::size_t kSumsStride = kPair * sizeof(float);
+constexpr std::size_t kTileBytes = kTile * 2;
 
-// Up to 16 rows.
-void multiply_few(const Product& product, const std::uint16_t* rows, float* sums,
-                  Prefetching& prefetching) {
-  const auto stride = static_cast<std::size_t>(product.row_stride) * 2;
-  if (product.continues) {
-    _tile_loadd(0, sums, kSumsStride);
-    _tile_loadd(1, sums + kPanel, kSumsStride);
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
+// A block of up to 32 rows, in tiles.
+class Block {
+ public:
+  Block(const Product& product, const std::uint16_t* rows, float* sums)
+      : stride_(static_cast<std::size_t>(product.row_stride) * 2),
+        rows_(rows),
+        other_rows_(rows + kTileRows * product.row_stride),
+        sums_(sums),
+        other_sums_(sums + kTileRows * kPair) {}
+
+  template <bool many>
+  void start(bool continues) const {
+    if (!continues) {
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+      return;
+    }
+    _tile_loadd(0, sums_, kSumsStride);
+    _tile_loadd(1, sums_ + kPanel, kSumsStride);
+    if constexpr (many) {  // more than 16
+      _tile_loadd(2, other_sums_, kSumsStride);
+      _tile_loadd(3, other_sums_ + kPanel, kSumsStride);
+    }
   }
-  const std::byte* tile = product.tiles;
+
+  // The next slice's rows, and their first panel's tile.
+  template <bool many>
+  __attribute__((always_inline)) void load_first(const std::byte* tile) {
+    _tile_loadd(6, tile, 64);
+    _tile_loadd(4, rows_, stride_);
+    rows_ += kSlice;
+    if constexpr (many) {
+      _tile_loadd(5, other_rows_, stride_);
+      other_rows_ += kSlice;
+    }
+  }
+
+  __attribute__((always_inline)) static void load_second(const std::byte* tile) {
+    _tile_loadd(7, tile, 64);
+  }
+
+  template <bool many>
+  __attribute__((always_inline)) static void multiply_first() {
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (many) {
+      _tile_dpbf16ps(2, 5, 6);
+    }
+  }
+
+  template <bool many>
+  __attribute__((always_inline)) static void multiply_second() {
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (many) {
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+
+  template <bool many>
+  void finish() const {
+    _tile_stored(0, sums_, kSumsStride);
+    _tile_stored(1, sums_ + kPanel, kSumsStride);
+    if constexpr (many) {
+      _tile_stored(2, other_sums_, kSumsStride);
+      _tile_stored(3, other_sums_ + kPanel, kSumsStride);
+    }
+  }
+
+ private:
+  const std::size_t stride_;  // in bytes
+  const std::uint16_t* rows_;
+  const std::uint16_t* other_rows_;
+  float* const sums_;
+  float* const other_sums_;
+};
+
+template <bool many>
+void multiply_block(const Product& product, const std::uint16_t* rows, float* sums,
+                    Prefetching& prefetching) {
+  Block block(product, rows, sums);
+  block.start<many>(product.continues);
+  const std::byte* tiles = product.tiles;
   for (std::int64_t slice = 0; slice < product.num_slices; ++slice) {
     prefetching.step();
-    _tile_loadd(4, rows, stride);
-    _tile_loadd(6, tile, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, tile + kTile * 2, 64);
-    _tile_dpbf16ps(1, 4, 7);
-    rows += kSlice;
-    tile += 2 * kTile * 2;
+    block.load_first<many>(tiles);
+    block.multiply_first<many>();
+    block.load_second(tiles + kTileBytes);
+    block.multiply_second<many>();
+    tiles += 2 * kTileBytes;
   }
-  _tile_stored(0, sums, kSumsStride);
-  _tile_stored(1, sums + kPanel, kSumsStride);
-}
-
-// From 17 to 32 rows.
-void multiply_many(const Product& product, const std::uint16_t* rows, float* sums,
-                   Prefetching& prefetching) {
-  const auto stride = static_cast<std::size_t>(product.row_stride) * 2;
-  float* const other_sums = sums + kTileRows * kPair;
-  if (product.continues) {
-    _tile_loadd(0, sums, kSumsStride);
-    _tile_loadd(1, sums + kPanel, kSumsStride);
-    _tile_loadd(2, other_sums, kSumsStride);
-    _tile_loadd(3, other_sums + kPanel, kSumsStride);
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
-  const std::byte* tile = product.tiles;
-  const std::uint16_t* other_rows = rows + kTileRows * product.row_stride;
-  for (std::int64_t slice = 0; slice < product.num_slices; ++slice) {
-    prefetching.step();
-    _tile_loadd(6, tile, 64);
-    _tile_loadd(4, rows, stride);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, tile + kTile * 2, 64);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, other_rows, stride);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-    rows += kSlice;
-    other_rows += kSlice;
-    tile += 2 * kTile * 2;
-  }
-  _tile_stored(0, sums, kSumsStride);
-  _tile_stored(1, sums + kPanel, kSumsStride);
-  _tile_stored(2, other_sums, kSumsStride);
-  _tile_stored(3, other_sums + kPanel, kSumsStride);
+  block.finish<many>();
 }
 
 void multiply(const Product& product) {
@@ -122,13 +153,74 @@ void multiply(const Product& product) {
     if (count != configured_rows) {
       configure(count);
     }
-    (count > kTileRows ? multiply_many : multiply_few)(product, rows, sums, prefetching);
+    (count > kTileRows ? multiply_block<true> : multiply_block<false>)(product, rows, sums,
+                                                                       prefetching);
     rows += kBlockRows * product.row_stride;
     sums += kBlockRows * kPair;
   }
 }
 
-constexpr ProductKernels kKernels = avx512_bf16::kernels_with(multiply, begin, end);
+// Unpacks a slice while the one before is multiplied. A tile is loaded half a slice after it was
+// written, and multiplied half a slice after that: nothing waits for it, for by then it is there.
+template <WeightFormat format, bool many>
+void unpack_and_multiply_block(const Unpacking& work, const Product& product) {
+  Prefetching prefetching(work.upcoming, work.num_slices);
+  Block block(product, static_cast<const std::uint16_t*>(product.rows), product.sums);
+  block.start<many>(false);
+  auto* const ring = static_cast<std::byte*>(work.tiles);
+  const std::byte* weights = work.blocks;
+  const auto tile_of = [&](std::int64_t slice, int half) {
+    return ring + (slice % 4 * 2 + half) * kTileBytes;
+  };
+  const auto unpack = [&](std::int64_t slice, int half) __attribute__((always_inline)) {
+    avx512_bf16::unpack_tile<format>(tile_weights(weights, format, half),
+                                     tile_scales(weights, format, half),
+                                     work.row_scales + half * kPanel, tile_of(slice, half));
+  };
+  for (std::int64_t slice = 0; slice < work.num_slices; ++slice) {
+    prefetching.step();
+    unpack(slice, 0);
+    if (slice > 0) {
+      block.multiply_first<many>();
+      block.load_second(tile_of(slice - 1, 1));
+    }
+    unpack(slice, 1);
+    if (slice > 0) {
+      block.multiply_second<many>();
+    }
+    block.load_first<many>(tile_of(slice, 0));
+    weights += block_bytes(format);
+  }
+  block.multiply_first<many>();
+  block.load_second(tile_of(work.num_slices - 1, 1));
+  block.multiply_second<many>();
+  block.finish<many>();
+}
+
+template <WeightFormat format>
+void unpack_and_multiply(const Unpacking& work, const Product& product) {
+  if (product.num_rows != configured_rows) {
+    configure(product.num_rows);
+  }
+  if (product.num_rows > kTileRows) {
+    unpack_and_multiply_block<format, true>(work, product);
+  } else {
+    unpack_and_multiply_block<format, false>(work, product);
+  }
+}
+
+constexpr ProductKernels kernels() {
+  ProductKernels kernels = avx512_bf16::kernels_with(multiply, begin, end);
+  kernels.unpack_and_multiply = {nullptr,
+                                 nullptr,
+                                 unpack_and_multiply<WeightFormat::kInt8>,
+                                 unpack_and_multiply<WeightFormat::kInt6>,
+                                 unpack_and_multiply<WeightFormat::kInt5>,
+                                 unpack_and_multiply<WeightFormat::kInt4>};
+  return kernels;
+}
+
+constexpr ProductKernels kKernels = kernels();
 
 }  // namespace
 

@@ -17,13 +17,13 @@
 
 namespace antiphon::kernels::avx512 {
 
-// Calls `f` with the constants 0 … count - 1.
-template <int count, class F>
-__attribute__((always_inline)) inline void unrolled(F f) {
-  [&]<int... i>(std::integer_sequence<int, i...>) {
-    (f(std::integral_constant<int, i>{}), ...);
-  }(std::make_integer_sequence<int, count>{});
+// Calls `f` with the constants in `numbers`.
+template <class F, int... numbers>
+__attribute__((always_inline)) inline void unrolled(std::integer_sequence<int, numbers...>, F f) {
+  (f(std::integral_constant<int, numbers>{}), ...);
 }
+
+inline constexpr std::make_integer_sequence<int, 16> kPairsOfSlice;
 
 // Factor and addend for 1 + value / 2^bits, of 16 lanes.
 struct Line {

@@ -4,14 +4,16 @@
 #include "../avx512/unpack_tiles.h"
 #include "../avx512/vector_math.h"
 #include "../finish_rows.h"
+#include "../quantization.h"
 
 namespace antiphon::kernels::avx512_bf16 {
 
-// A line for the lanes of pairs: outputs 0 to 7, or 8 to 15, each twice.
-__attribute__((always_inline)) inline avx512::Line twice(const avx512::Line& line, int h) {
-  const __m512i lanes = _mm512_add_epi32(
-      _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0), _mm512_set1_epi32(8 * h));
-  return {_mm512_permutexvar_ps(lanes, line.factor), _mm512_permutexvar_ps(lanes, line.addend)};
+// Both values of a pair, cut to 16 bits, the even input's in the lower half.
+__attribute__((always_inline)) inline __m512i cut_to_pairs(__m512 even, __m512 odd) {
+  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
+  const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xFFFF0000U));
+  // odd & mask | low
+  return _mm512_ternarylogic_epi32(_mm512_castps_si512(odd), mask, low, 0xEA);
 }
 
 template <WeightFormat format>
@@ -20,21 +22,31 @@ __attribute__((always_inline)) inline void unpack_tile(const std::byte* weights,
                                                        const float* row_scales, std::byte* tile) {
   constexpr bool kInHalves = format == WeightFormat::kInt6;
   const __m512 rows = _mm512_loadu_ps(row_scales);
-  avx512::Line lines[2][2];
+  const __m512 stretch = _mm512_set1_ps(kStretch);
+  avx512::Line lines[2];
   for (int second = 0; second < (kInHalves ? 2 : 1); ++second) {
     const avx512::Line line = avx512::line_of<format>(scales, rows, second);
-    lines[second][0] = twice(line, 0);
-    lines[second][1] = twice(line, 1);
+    lines[second] = {_mm512_mul_ps(line.factor, stretch), _mm512_mul_ps(line.addend, stretch)};
   }
-  avx512::unrolled<16>([&](auto p) {
+  avx512::unrolled(avx512::kPairsOfSlice, [&](auto p) __attribute__((always_inline)) {
     using Values = avx512::Integers<format>;
-    const avx512::Line(&line)[2] = lines[kInHalves ? p / 8 : 0];
-    const __m512 low =
-        _mm512_fmadd_ps(Values::template values<0, p>(weights), line[0].factor, line[0].addend);
-    const __m512 high =
-        _mm512_fmadd_ps(Values::template values<1, p>(weights), line[1].factor, line[1].addend);
-    _mm512_store_si512(tile + p * 64, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    const avx512::Line& line = lines[kInHalves ? p / 8 : 0];
+    const __m512 even =
+        _mm512_fmadd_ps(Values::template values<0, p>(weights), line.factor, line.addend);
+    const __m512 odd =
+        _mm512_fmadd_ps(Values::template values<1, p>(weights), line.factor, line.addend);
+    _mm512_store_si512(tile + p * 64, cut_to_pairs(even, odd));
   });
+}
+
+// Both tiles of a block.
+template <WeightFormat format>
+__attribute__((always_inline)) inline void unpack_block(const std::byte* block,
+                                                        const float* row_scales, std::byte* tiles) {
+  for (int half = 0; half < 2; ++half) {
+    unpack_tile<format>(tile_weights(block, format, half), tile_scales(block, format, half),
+                        row_scales + half * kPanel, tiles + half * kTile * 2);
+  }
 }
 
 template <WeightFormat format>
@@ -44,11 +56,9 @@ void unpack_integers(const Unpacking& work) {
   auto* tile = static_cast<std::byte*>(work.tiles);
   for (std::int64_t slice = 0; slice < work.num_slices; ++slice) {
     prefetching.step();
-    for (int half = 0; half < 2; ++half, tile += kTile * 2) {
-      unpack_tile<format>(tile_weights(block, format, half), tile_scales(block, format, half),
-                          work.row_scales + half * kPanel, tile);
-    }
+    unpack_block<format>(block, work.row_scales, tile);
     block += block_bytes(format);
+    tile += 2 * kTile * 2;
   }
 }
 

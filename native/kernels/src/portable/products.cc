@@ -1,8 +1,7 @@
 // For any machine: plain loops, float32.
-#include <cstring>
-
 #include "../bfloat16.h"
 #include "../finish_rows.h"
+#include "../float_products.h"
 #include "../product_kernels.h"
 #include "../quantization.h"
 #include "../slice_codec.h"
@@ -19,9 +18,8 @@ void unpack_integers(const Unpacking& work) {
     for (int output = 0; output < kPair; ++output) {
       const int half = output / kPanel;
       const int channel = output % kPanel;
-      const QuantizedSlice weights =
-          load_slice({const_cast<std::byte*>(block), format, TileOrder::kChannels, half, channel},
-                     work.row_scales[output]);
+      const QuantizedSlice weights = load_slice(
+          {const_cast<std::byte*>(block), format, half, channel}, work.row_scales[output]);
       for (int k = 0; k < kSlice; ++k) {
         tile[half * kTile + k * kPanel + channel] = value_of(weights, format, k);
       }
@@ -39,34 +37,12 @@ void unpack_bf16(const Unpacking& work) {
   }
 }
 
-void multiply(const Product& product) {
-  const auto* row = static_cast<const float*>(product.rows);
-  float* sums = product.sums;
-  for (std::int64_t r = 0; r < product.num_rows; ++r, row += product.row_stride, sums += kPair) {
-    float totals[2][kPanel] = {};
-    if (product.continues) {
-      std::memcpy(totals, sums, sizeof(totals));
-    }
-    const auto* tile = reinterpret_cast<const float*>(product.tiles);
-    for (std::int64_t slice = 0; slice < product.num_slices; ++slice, tile += 2 * kTile) {
-      for (int k = 0; k < kSlice; ++k) {
-        const float input = row[slice * kSlice + k];
-        for (int i = 0; i < kPanel; ++i) {
-          totals[0][i] += input * tile[k * kPanel + i];
-          totals[1][i] += input * tile[kTile + k * kPanel + i];
-        }
-      }
-    }
-    std::memcpy(sums, totals, sizeof(totals));
-  }
-}
-
 constexpr ProductKernels kKernels = {
     Type::kF32,
     {nullptr, unpack_bf16, unpack_integers<WeightFormat::kInt8>,
      unpack_integers<WeightFormat::kInt6>, unpack_integers<WeightFormat::kInt5>,
      unpack_integers<WeightFormat::kInt4>},
-    multiply,
+    float_products::multiply<portable::FloatVector, 1>,
     finishing::finish_rows<portable::FloatVector>,
     [](std::int64_t) {},
     [] {},
