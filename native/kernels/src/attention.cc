@@ -247,6 +247,12 @@ AttentionWorkspace::~AttentionWorkspace() {
   ::operator delete(parts_, std::align_val_t{kCacheLine});
 }
 
+void AttentionWorkspace::reset() {
+  for (std::int64_t unit = 0; unit < max_units_; ++unit) {
+    num_complete_[unit].store(0, std::memory_order_relaxed);
+  }
+}
+
 const AttentionKernels& attention_kernels(Isa isa, Type queries, Type cache) {
 #if defined(ANTIPHON_KERNELS_X86)
   const bool is_bf16 = queries == Type::kBf16 && cache == Type::kBf16;

@@ -184,6 +184,9 @@ void Program::run(const StepArrays& step) {
   for (std::size_t index = 0; index < operations_.size(); ++index) {
     cursors_[index].reset();
   }
+  if (run_->workspace != nullptr) {
+    run_->workspace->reset();
+  }
   team_->run([&](Worker& worker) {
     Hand hand(*this, worker, step);
     for (std::size_t index = 0; index < operations_.size(); ++index) {

@@ -186,6 +186,23 @@ TEST_P(Attention, AWorkspaceThatIsTooSmallChangesNothing) {
   }
 }
 
+TEST_P(Attention, AResetWorkspaceForgetsWhatAFailureLeft) {
+  const AttentionShape shape{};
+  const AttentionSequence sequence(shape, 2000, 1);
+  AttentionRun run(shape, {{&sequence, {1999, 1}}}, 1);
+  ThreadTeam team(2);
+  AttentionWorkspace workspace(2);
+  const Elements expected = run.run(team, workspace, GetParam());
+  workspace.num_complete(0).store(1);
+
+  workspace.reset();
+
+  const Elements out = run.run(team, workspace, GetParam());
+  for (std::int64_t i = 0; i < out.size(); ++i) {
+    ASSERT_EQ(out.at(i), expected.at(i));
+  }
+}
+
 TEST_P(Attention, WhatIsNoNumberStaysNone) {
   const AttentionShape shape{.num_kv_heads = 1, .group = 2, .head_dim = 32};
   AttentionSequence sequence(shape, 100, 1);

@@ -94,7 +94,9 @@ TEST_P(ThreadTeamOf, AnExceptionReachesTheCallerAndEndsTheRegion) {
     int num_running = 0;
     team.run([&](Worker& worker) {
       worker.barrier();
-      num_running += worker.index() == 0 ? 1 : 0;
+      if (worker.index() == 0) {
+        ++num_running;
+      }
     });
     EXPECT_EQ(num_running, 1) << "the team works on";
   }
@@ -128,9 +130,9 @@ TEST(ThreadTeam, SleepsAndWakesBetweenRegions) {
   for (int i = 0; i < 3; ++i) {
     // Longer than workers spin.
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    int num_calls = 0;
-    team.run([&](Worker& worker) { num_calls += worker.index(); });
-    EXPECT_EQ(num_calls, 1);
+    std::atomic<int> num_calls{0};
+    team.run([&](Worker&) { ++num_calls; });
+    EXPECT_EQ(num_calls, 2);
   }
 }
 

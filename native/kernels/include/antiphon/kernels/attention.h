@@ -46,6 +46,9 @@ class AttentionWorkspace {
   AttentionWorkspace(const AttentionWorkspace&) = delete;
   AttentionWorkspace& operator=(const AttentionWorkspace&) = delete;
 
+  // Forgets what a region that failed has left. Between regions only.
+  void reset();
+
   std::int64_t max_units() const { return max_units_; }
   std::int64_t num_floats() const { return num_floats_; }
   float* parts() { return parts_; }
