@@ -19,7 +19,6 @@ from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.attention.base import StepRows
 from antiphon_engine.checkpoint.fields import Fields
 from antiphon_engine.checkpoint.progress import OnProgress
-from antiphon_engine.cpu_topology import num_physical_cores
 from antiphon_engine.device import Device, Fence, PassedFence
 from antiphon_engine.kv_copies import make_copier, read_copies, staged_blocks
 from antiphon_engine.kv_tensors import HostKv, KvLayout, KvTensors
@@ -72,7 +71,6 @@ class Executor:
         on_progress: OnProgress = lambda stage, done, total: None,
     ) -> None:
         self.device = Device.open(config.device)
-        torch.set_num_threads(config.num_threads or num_physical_cores())
         self.model_config = parse_model_config(
             Fields.read(checkpoint / "config.json"),
             supported=(registry or default_registry()).architectures,
@@ -80,6 +78,7 @@ class Executor:
         part = Partition()
         planner = ModelPlanner(config, device=self.device, part=part, registry=registry)
         plan = planner.plan(self.model_config, checkpoint)
+        torch.set_num_threads(plan.num_torch_threads)
         self.quantization = plan.quantization
         self.dtype_name = str(plan.dtype).removeprefix("torch.")
         self.memory = _plan_memory(config, self.model_config, part, plan, self.device)

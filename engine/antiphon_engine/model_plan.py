@@ -39,6 +39,8 @@ class ModelPlan:
     weights_bytes: int
     quantization: str
     """What the model says of itself; empty: nothing is quantized."""
+    num_torch_threads: int
+    """For PyTorch's operators in this process."""
 
 
 class ModelPlanner:
@@ -63,6 +65,7 @@ class ModelPlanner:
         self._device = device
         self._part = part
         self._registry = registry
+        self._num_threads = config.num_threads or num_physical_cores()
 
     def plan(self, model: ModelConfig, checkpoint: Path) -> ModelPlan:
         """Returns how to compute a model, whose weights are in a directory.
@@ -86,6 +89,7 @@ class ModelPlanner:
             dtype=dtype,
             weights_bytes=model.num_parameters() * dtype.itemsize,
             quantization="",
+            num_torch_threads=self._num_threads,
         )
 
     def _plan_kernels(
@@ -101,7 +105,7 @@ class ModelPlanner:
         settings = CpuSettings(
             products=products,
             isa=_isa(config, name),
-            num_threads=config.num_threads or num_physical_cores(),
+            num_threads=self._num_threads,
             max_step_tokens=config.max_step_tokens,
             max_logits=max(config.max_rows, num_scored),
         )
@@ -111,6 +115,8 @@ class ModelPlanner:
             dtype=dtype,
             weights_bytes=sum(matrix.num_bytes for matrix in products.matrices()),
             quantization=products.quantization,
+            # A second team would spin on the cores of the kernels' own while those compute.
+            num_torch_threads=1,
         )
 
 

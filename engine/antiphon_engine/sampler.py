@@ -19,7 +19,7 @@ from antiphon_engine import _native
 from antiphon_engine.api.messages import GenerationRequest
 from antiphon_engine.device import CPU, Device
 from antiphon_engine.grammar.masking import StepMasks
-from antiphon_engine.likeliest import likeliest
+from antiphon_engine.likeliest import likeliest, likeliest_ids
 from antiphon_engine.sampling_draw import FLOOR, DrawParams, draw
 from antiphon_engine.sampling_penalties import Penalties, has_penalties
 from antiphon_engine.sampling_sort import draw_by_sorting
@@ -164,12 +164,12 @@ class Sampler:
         tables, upload = self._tables, self._device.upload
         greedy = tables.greedy[slots]
         if greedy.all():
-            return logits.argmax(-1)
+            return likeliest_ids(logits)
         tokens = torch.empty(slots.shape[0], dtype=torch.int64, device=logits.device)
         greedy_rows, drawn_rows = np.nonzero(greedy)[0], np.nonzero(~greedy)[0]
         if greedy_rows.size:
             greedy_index = upload(greedy_rows)
-            tokens[greedy_index] = logits[greedy_index].argmax(-1)
+            tokens[greedy_index] = likeliest_ids(logits[greedy_index])
             logits = logits[upload(drawn_rows)]
         drawn_slots = slots[drawn_rows]
         params = DrawParams(

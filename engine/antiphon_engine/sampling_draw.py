@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from antiphon_engine.likeliest import bound_of_largest
+
 FLOOR = -1e30
 """Stands for minus infinity: far below any logit, yet its differences and quotients stay finite."""
 
@@ -146,9 +148,8 @@ def _candidate_bound(scaled_rv: torch.Tensor, params: DrawParams) -> torch.Tenso
     if limited.size:
         index = torch.from_numpy(limited)
         top_k = torch.from_numpy(params.top_k[limited])
-        likeliest = torch.topk(scaled_rv[index], int(top_k.max()), dim=-1).values
-        kth = likeliest.gather(1, top_k[:, None] - 1)[:, 0]
-        lowest[index] = torch.maximum(lowest[index], kth)
+        of_limited = scaled_rv if limited.size == len(scaled_rv) else scaled_rv[index]
+        lowest[index] = torch.maximum(lowest[index], bound_of_largest(of_limited, top_k))
     # Masks leave some rows fewer tokens than top-k asks for; the others are no candidates.
     return lowest.clamp_(min=_WEIGHTLESS)
 

@@ -91,6 +91,10 @@ RULES: Final[Mapping[str, Range | Choice]] = {
     "telemetry.max_waiting_records": _COUNT,
     "telemetry.flush_limit_s": Range(0, 60),
     "engine.dtype": Choice(("auto", "bfloat16", "float32")),
+    "engine.cpu_kernels": Choice(
+        ("auto", "torch", "portable", "avx2", "avx512", "avx512_bf16", "amx")
+    ),
+    "engine.quantization": Choice(("auto", "none", "int8", "int4")),
     "engine.device": Choice(("cpu", "cuda")),
     "engine.num_threads": Range(0, 1024),
     "engine.max_context_tokens": _TOKENS,

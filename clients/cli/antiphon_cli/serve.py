@@ -32,6 +32,7 @@ _SETTING_OF: Final = {
     "store": "store.path",
     "device": "engine.device",
     "dtype": "engine.dtype",
+    "quantization": "engine.quantization",
 }
 
 
@@ -57,7 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", metavar="DEVICE", help="cpu or cuda")
     parser.add_argument("--dtype", metavar="DTYPE", help="auto, bfloat16 or float32")
-    parser.add_argument("--quantization", metavar="KIND", help="not in this release")
+    parser.add_argument(
+        "--quantization",
+        metavar="KIND",
+        help="how weights are kept: auto (as the model has them), none, int8 or int4",
+    )
     parser.add_argument(
         "--insecure",
         action="store_true",
@@ -85,9 +90,6 @@ def run(arguments: argparse.Namespace, *, engine_command: Sequence[str] | None =
         arguments: The flags.
         engine_command: Runs the engine process; None: this Python's engine.
     """
-    if arguments.quantization is not None:
-        complain("--quantization: this release can't quantize; leave it out")
-        return WRONG_USE
     missing = _missing_library()
     if missing:
         complain(

@@ -11,10 +11,10 @@ class EngineConfig:
     """Element type of weights and activations: auto (the checkpoint's), bfloat16 or float32."""
     device: str = "cpu"
     """Where the model runs: cpu; or cuda, which works but is not tuned yet."""
-    cpu_kernels: str = "torch"
-    """What computes on the CPU: torch, PyTorch's operators, the reference; or the engine's own
-    kernels, by auto with the best instructions that the machine has, or by the name of others:
-    portable, avx2, avx512, avx512_bf16 or amx."""
+    cpu_kernels: str = "auto"
+    """What computes on the CPU: the engine's own kernels, by auto with the best instructions that
+    the machine has, or by the name of others: portable, avx2, avx512, avx512_bf16 or amx; or torch,
+    PyTorch's operators, the reference."""
     quantization: str = "auto"
     """How weights are kept on the CPU: auto (as the checkpoint has them), none (all in dtype), int8
     or int4 (embedding and output matrix as int8)."""

@@ -1,6 +1,7 @@
 """Turns a GGUF file into a checkpoint directory as transformers writes them.
 
-Quantized weights are expanded. Runs in a process of its own: it needs torch and transformers.
+Matrices in blocks that the engine can compute with stay as they are, which transformers can't read;
+others are expanded. Runs in a process of its own: it needs torch and transformers.
 """
 
 import json
@@ -8,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import torch
@@ -20,10 +21,13 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from antiphon_engine.api.errors import StartupError
+from antiphon_engine.checkpoint.blocks import KEPT_TYPES, write_kinds
 from antiphon_engine.checkpoint.gguf_config import ARCHITECTURES, config_of, tokenizer_class
 from antiphon_engine.checkpoint.gguf_file import GgufFile, StoredTensor, read_gguf
 from antiphon_engine.checkpoint.progress import OnProgress
 from antiphon_engine.checkpoint.shards import INDEX_NAME, name_some
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 _SHARD_BYTES: Final = 2 << 30
 """Of a file that is written; about as much is held in memory."""
@@ -60,6 +64,15 @@ class _Entry:
     tensor: StoredTensor
     interleaved_heads: int
     """Heads whose rotated pairs lie side by side instead of half a head apart; 0: none."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether its blocks stay as they are."""
+        return self.tensor.kind.name in KEPT_TYPES
+
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        """Returns the bytes that are written of it."""
+        return self.tensor.data.nbytes if self.is_kept else self.tensor.num_values * dtype.itemsize
 
 
 def convert(source: Path, target: Path, *, tie: bool, progress: OnProgress) -> None:
@@ -154,14 +167,15 @@ def _write_weights(
             file = "model.safetensors"
         tensors = {}
         for entry in shard:
-            tensors[entry.name] = _expand(entry).to(dtype)
+            tensors[entry.name] = _written(entry, dtype)
             done += 1
             progress("convert", done, len(entries))
         progress(f"write {file}", done, len(entries))
-        save_file(tensors, target / file, {"format": "pt"})
+        kinds = {entry.name: entry.tensor.kind.name for entry in shard if entry.is_kept}
+        save_file(tensors, target / file, {"format": "pt", **write_kinds(kinds)})
         weight_map |= dict.fromkeys(tensors, file)
     if len(shards) > 1:
-        size_bytes = sum(entry.tensor.num_values for entry in entries) * dtype.itemsize
+        size_bytes = sum(entry.num_bytes(dtype) for entry in entries)
         _write_json(
             target / INDEX_NAME, {"metadata": {"total_size": size_bytes}, "weight_map": weight_map}
         )
@@ -171,7 +185,7 @@ def _divide(entries: Sequence[_Entry], dtype: torch.dtype) -> Iterator[list[_Ent
     shard: list[_Entry] = []
     size_bytes = 0
     for entry in entries:
-        entry_bytes = entry.tensor.num_values * dtype.itemsize
+        entry_bytes = entry.num_bytes(dtype)
         if shard and size_bytes + entry_bytes > _SHARD_BYTES:
             yield shard
             shard, size_bytes = [], 0
@@ -186,12 +200,29 @@ def _expand(entry: _Entry) -> Tensor:
     except NotImplementedError as error:
         kind = entry.tensor.kind.name
         raise StartupError(f"{entry.tensor.name} is quantized as {kind}: not supported") from error
-    weights = weights.astype(np.float32)
+    return torch.from_numpy(_in_halves(entry, weights.astype(np.float32)))
+
+
+def _written(entry: _Entry, dtype: torch.dtype) -> Tensor:
+    """Returns a tensor as it is written. Vectors are small: they lose nothing."""
+    if entry.is_kept:
+        return _keep(entry)
+    values = _expand(entry)
+    return values if values.ndim == 1 else values.to(dtype)
+
+
+def _keep(entry: _Entry) -> Tensor:
+    blocks = entry.tensor.data.view(np.uint8)
+    return torch.from_numpy(_in_halves(entry, np.array(blocks)))
+
+
+def _in_halves(entry: _Entry, rows: NDArray[_Scalar]) -> NDArray[_Scalar]:
+    """Returns the rows in the order that rotated pairs have here. Blocks run along rows."""
     if entry.interleaved_heads:
-        rows, *rest = weights.shape
-        pairs = weights.reshape(entry.interleaved_heads, -1, 2, *rest)
-        weights = pairs.swapaxes(1, 2).reshape(rows, *rest)
-    return torch.from_numpy(np.ascontiguousarray(weights))
+        num_rows, *rest = rows.shape
+        pairs = rows.reshape(entry.interleaved_heads, -1, 2, *rest)
+        rows = pairs.swapaxes(1, 2).reshape(num_rows, *rest)
+    return np.ascontiguousarray(rows)
 
 
 def _write_config(

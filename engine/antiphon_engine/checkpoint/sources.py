@@ -16,7 +16,7 @@ from antiphon_engine.checkpoint.progress import OnProgress
 DEMO: Final = "demo"
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 """Part of the names in the cache: raised when the conversion changes."""
 
 

@@ -6,7 +6,7 @@ from transformers import AutoTokenizer
 
 from antiphon_engine.api.checkpoint import inspect_checkpoint
 from antiphon_engine.api.config import EngineConfig
-from support.default_model import FIRST_USE_LIMIT_S, default_checkpoint
+from support.default_model import FIRST_USE_LIMIT_S, default_checkpoint, expanded_checkpoint
 from support.greedy_engine import GreedyEngine
 from support.tiny_checkpoints import load_reference
 
@@ -26,8 +26,15 @@ QUESTIONS = (
 
 
 @pytest.fixture(scope="module")
-def checkpoint():
+def kept():
+    """The model as it is served: in the blocks of its GGUF file."""
     return default_checkpoint()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(kept, tmp_path_factory):
+    """The same weights in bfloat16, as the reference reads them."""
+    return expanded_checkpoint(kept, tmp_path_factory.mktemp("expanded"))
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +63,8 @@ def likeliest_by_reference(checkpoint, prompts, outputs):
     return likeliest
 
 
-def test_it_says_of_itself_what_it_is(checkpoint):
-    info = inspect_checkpoint(checkpoint)
+def test_it_says_of_itself_what_it_is(kept):
+    info = inspect_checkpoint(kept)
 
     assert info.architecture == "Qwen2ForCausalLM"
     assert info.context_tokens == 32_768
@@ -98,3 +105,25 @@ def test_logits_in_bfloat16_stay_near_the_reference(checkpoint, prompts):
         difference = (engine.first_logits[index] - reference).abs()
         assert difference.max() <= 0.5
         assert difference.mean() <= 0.1
+
+
+def test_quantized_weights_choose_what_the_wide_ones_choose(kept, checkpoint, prompts):
+    kinds = ("auto", "int8")
+    outputs = {}
+    for quantization in kinds:
+        config = EngineConfig(
+            num_threads=1, kv_cache_tokens=4096, max_context_tokens=1024, quantization=quantization
+        )
+        outputs[quantization] = GreedyEngine(kept, config).generate(prompts, NUM_OUTPUT_TOKENS)
+
+    all_outputs = [output for kind in kinds for output in outputs[kind]]
+    expected = likeliest_by_reference(checkpoint, prompts * len(kinds), all_outputs)
+
+    for kind, best in zip(kinds, (expected[: len(prompts)], expected[len(prompts) :]), strict=True):
+        pairs = [
+            pair
+            for output, likeliest in zip(outputs[kind], best, strict=True)
+            for pair in zip(output, likeliest, strict=True)
+        ]
+        equal = sum(token == likeliest for token, likeliest in pairs) / len(pairs)
+        assert equal >= 0.96, kind

@@ -107,6 +107,8 @@ def test_switches_are_read_from_words(text: str, value: bool) -> None:
         "server.drain_limit_s=-1",
         "engine.max_rows=0",
         "engine.dtype=float8",
+        "engine.cpu_kernels=sse",
+        "engine.quantization=int2",
         "engine.device=tpu",
         "engine.run_ahead=3",
         "engine.capacity_policy=optimistic",

@@ -9,7 +9,9 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from antiphon_engine.api.checkpoint import inspect_checkpoint, resolve_model
 from antiphon_engine.api.errors import StartupError
+from antiphon_engine.checkpoint.blocks import expand
 from antiphon_engine.checkpoint.gguf import convert
+from antiphon_engine.checkpoint.shards import find_shards
 from support.tiny_checkpoints import load_reference, prompts
 from support.tiny_gguf import (
     CHAT_TEMPLATE,
@@ -96,8 +98,39 @@ def test_file_without_an_output_matrix_is_tied(tmp_path):
     assert json.loads((checkpoint / "config.json").read_text())["tie_word_embeddings"]
 
 
-def test_quantized_weights_are_expanded_to_bfloat16(tmp_path):
+KEPT = [gguf.GGMLQuantizationType[name] for name in ("Q4_0", "Q5_0", "Q8_0")]
+
+
+def test_blocks_are_kept_as_they_are(tmp_path):
     checkpoint, tensors = converted(tmp_path, matrix_type=gguf.GGMLQuantizationType.Q8_0)
+
+    stored = load_file(checkpoint / "model.safetensors")["lm_head.weight"]
+
+    assert stored.dtype is torch.uint8
+    assert (expand("Q8_0", stored.numpy()) == tensors["output.weight"]).all()
+    assert find_shards(checkpoint).kinds["lm_head.weight"] == "Q8_0"
+    assert inspect_checkpoint(checkpoint).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+@pytest.mark.parametrize("kind", KEPT)
+def test_kept_blocks_compute_what_they_stand_for(tmp_path, architecture, kind):
+    checkpoint, _ = converted(tmp_path, architecture=architecture, matrix_type=kind)
+    reference = load_gguf_reference(tmp_path / "tiny.gguf")
+    (prompt,) = prompts(1, least=30, most=30, vocabulary_size=VOCABULARY_SIZE)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([prompt])).logits[0]
+
+    expanded = prompt_logits(checkpoint, prompt, FLOAT32, cpu_kernels="torch")
+    kept = prompt_logits(checkpoint, prompt, FLOAT32, cpu_kernels="auto")
+
+    assert (expanded - expected).abs().max() < 1e-4
+    # The kernels keep the blocks' integers, and their scales in another way.
+    assert (kept - expected).abs().max() < 0.02 * expected.abs().max()
+
+
+def test_weights_of_other_types_are_expanded_to_bfloat16(tmp_path):
+    checkpoint, tensors = converted(tmp_path, matrix_type=gguf.GGMLQuantizationType.Q5_1)
 
     stored = load_file(checkpoint / "model.safetensors")["lm_head.weight"]
 

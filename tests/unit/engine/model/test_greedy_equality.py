@@ -58,11 +58,15 @@ def greedy(model, prompt):
     return output[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("chunk_tokens", [8, 16, 24, 40, 88, 0])
+@pytest.mark.parametrize(
+    ("chunk_tokens", "cpu_kernels"),
+    [*((size, "auto") for size in (8, 16, 24, 40, 88, 0)), (24, "torch")],
+)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_under_every_chunk_size(reference, family, chunk_tokens):
+def test_under_every_chunk_size(reference, family, chunk_tokens, cpu_kernels):
     checkpoint, expected = reference(family)
-    engine = GreedyEngine(checkpoint, engine_config(chunk_tokens=chunk_tokens))
+    config = engine_config(chunk_tokens=chunk_tokens, cpu_kernels=cpu_kernels)
+    engine = GreedyEngine(checkpoint, config)
 
     outputs = engine.generate(PROMPTS, NUM_OUTPUT_TOKENS)
 
@@ -107,11 +111,16 @@ def test_under_a_budget_smaller_than_the_prompts(reference):
     assert outputs == expected
 
 
-@pytest.mark.parametrize(("chunk_tokens", "partial"), [(8, True), (8, False), (0, True)])
+@pytest.mark.parametrize(
+    ("chunk_tokens", "partial", "cpu_kernels"),
+    [(8, True, "auto"), (8, False, "auto"), (0, True, "auto"), (0, True, "torch")],
+)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_with_a_warm_prefix(reference, family, chunk_tokens, partial):
+def test_with_a_warm_prefix(reference, family, chunk_tokens, partial, cpu_kernels):
     checkpoint, expected = reference(family)
-    config = engine_config(chunk_tokens=chunk_tokens, partial_reuse=partial)
+    config = engine_config(
+        chunk_tokens=chunk_tokens, partial_reuse=partial, cpu_kernels=cpu_kernels
+    )
     engine = GreedyEngine(checkpoint, config)
     engine.generate(PROMPTS, NUM_OUTPUT_TOKENS)
 

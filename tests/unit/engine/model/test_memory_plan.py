@@ -175,7 +175,8 @@ def test_estimated_weights_are_those_of_the_files(tmp_path):
         for tied in (False, True):
             model = TinyModel(family=family, tied=tied, attention_bias=True)
             checkpoint = make_checkpoint(tmp_path / f"{family}{tied}", model)
-            executor = Executor(EngineConfig(num_threads=1, kv_cache_tokens=512), checkpoint)
+            config = EngineConfig(num_threads=1, kv_cache_tokens=512, cpu_kernels="torch")
+            executor = Executor(config, checkpoint)
 
             parameters = sum(p.numel() for p in executor._model.parameters())
             assert executor.model_config.num_parameters() == parameters
