@@ -107,10 +107,11 @@ bench-core: $(VENV)/.dev    ## Measures what planning and committing a step cost
 	$(BIN)/cmake --build build/bench
 	$(BIN)/python tests/bench/core.py build/bench/antiphon_core_bench $(ARGS)
 
-bench-kernels: setup    ## Measures the products of a step of the default model on one thread, beside oneDNN's
+bench-kernels: setup    ## Measures the products of a step of the default model on one thread, beside oneDNN's, and attention
 	$(CONFIGURE) -B build/bench -DANTIPHON_BUILD_BENCH=ON
-	$(BIN)/cmake --build build/bench --target antiphon_kernels_bench
+	$(BIN)/cmake --build build/bench --target antiphon_kernels_bench antiphon_attention_bench
 	$(BIN)/python tests/bench/kernels.py build/bench/kernels/libantiphon_kernels_bench.so $(ARGS)
+	build/bench/kernels/antiphon_attention_bench
 
 bench-tenants: setup    ## Measures what a tenant can feel of another's prompt, on the default model
 	$(BIN)/python tests/bench/tenants.py $(ARGS)
