@@ -4,13 +4,19 @@ Shape suffixes: P blocks of the pool, B tokens of a block, K key-value heads of 
 dimension, T tokens of a step, N blocks of a copy, L2 the layers' keys and values in turn.
 """
 
+import math
 import weakref
 from dataclasses import dataclass
+from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from antiphon_engine.api.errors import StartupError
+
+_LINE_BYTES: Final = 64
+"""Of the processor's caches: pools begin with one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +60,7 @@ class KvTensors:
         self.layout = layout
         # Zeros, not garbage: what lies behind a context's end is masked, but NaN times 0 is NaN.
         self._pools = [
-            torch.zeros(layout.block_shape, dtype=layout.dtype, device=device)
-            for _ in range(2 * layout.num_layers)
+            _zeros(layout.block_shape, layout.dtype, device) for _ in range(2 * layout.num_layers)
         ]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
@@ -82,6 +87,16 @@ class KvTensors:
         """Copies pieces into whole blocks."""
         for index, pool in enumerate(self._pools):
             pool.index_copy_(0, blocks_N, packed_NLBKD[:, index])
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None) -> Tensor:
+    """Returns zeros. In main memory their pages come when they are written first."""
+    if device is not None and device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    lines = np.zeros(num_bytes + _LINE_BYTES, np.uint8)
+    first = -lines.ctypes.data % _LINE_BYTES
+    return torch.from_numpy(lines[first : first + num_bytes]).view(dtype).view(shape)
 
 
 class HostKv:

@@ -118,8 +118,9 @@ py::array view(const py::object& self, BufferId buffer) {
   Program& program = self.cast<PyProgram&>().program;
   const bool wide = program.type(buffer) == Type::kF32;
   const py::dtype dtype = wide ? py::dtype::of<float>() : py::dtype::of<std::uint16_t>();
-  return py::array(dtype, {program.max_tokens(), program.width(buffer)}, program.data(buffer),
-                   self);
+  const std::int64_t item = dtype.itemsize();
+  return py::array(dtype, {program.max_tokens(), program.width(buffer)},
+                   {program.stride(buffer) * item, item}, program.data(buffer), self);
 }
 
 void bind_description(py::class_<PyProgram, std::shared_ptr<PyProgram>>& program) {

@@ -43,4 +43,16 @@ MappedBytes map_zeros(std::size_t num_bytes) {
   return {mapped + before, Unmap{num_bytes}};
 }
 
+void prefer_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] std::size_t num_bytes) {
+#ifdef MADV_HUGEPAGE
+  const std::size_t before =
+      (kHugePage - reinterpret_cast<std::uintptr_t>(memory) % kHugePage) % kHugePage;
+  if (num_bytes < before + kHugePage) {
+    return;
+  }
+  const std::size_t whole = (num_bytes - before) / kHugePage * kHugePage;
+  madvise(static_cast<std::byte*>(memory) + before, whole, MADV_HUGEPAGE);
+#endif
+}
+
 }  // namespace antiphon::kernels

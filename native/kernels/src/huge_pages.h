@@ -14,4 +14,8 @@ using MappedBytes = std::unique_ptr<std::byte, Unmap>;
 // address cache a hundredth as often. Throws std::bad_alloc.
 MappedBytes map_zeros(std::size_t num_bytes);
 
+// Asks for huge pages where whole ones lie within memory that somebody else owns. Pages that were
+// touched before stay as they are for a while.
+void prefer_huge_pages(void* memory, std::size_t num_bytes);
+
 }  // namespace antiphon::kernels

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "huge_pages.h"
 #include "program_parts.h"
 
 namespace antiphon::kernels {
@@ -63,8 +64,12 @@ BufferId Program::add_buffer(std::int64_t width, Type type) {
   Buffer added;
   added.width = width;
   added.type = type;
-  const auto num_bytes = static_cast<std::size_t>(max_tokens_) * static_cast<std::size_t>(width) *
-                         (type == Type::kF32 ? 4 : 2);
+  // Tiles of bfloat16 are loaded a cache line a row.
+  constexpr std::int64_t kLineValues = kCacheLine / sizeof(std::uint16_t);
+  added.stride =
+      type == Type::kBf16 ? (width + kLineValues - 1) / kLineValues * kLineValues : width;
+  const auto num_bytes = static_cast<std::size_t>(max_tokens_) *
+                         static_cast<std::size_t>(added.stride) * (type == Type::kF32 ? 4 : 2);
   // Pages of a large one come when they are written first, and are zeros.
   std::size_t room = num_bytes + kCacheLine;
   added.memory.reset(std::calloc(room, 1));
@@ -182,6 +187,13 @@ void Program::bind_cache(const KvForm& form, std::vector<KvPools> layers) {
   check_size("the number of the cache's layers", layers.size(), run_->num_layers);
   check_equal("the cache's key-value heads", form.num_kv_heads, run_->shape.num_kv_heads);
   check_equal("the cache's head dimension", form.head_dim, run_->shape.head_dim);
+  const auto pool_bytes = static_cast<std::size_t>(form.num_blocks * form.block_tokens *
+                                                   form.num_kv_heads * form.head_dim) *
+                          (form.type == Type::kF32 ? 4 : 2);
+  for (const KvPools& pools : layers) {
+    prefer_huge_pages(pools.keys, pool_bytes);
+    prefer_huge_pages(pools.values, pool_bytes);
+  }
   run_->form = form;
   run_->pools = std::move(layers);
 }
@@ -191,6 +203,8 @@ void* Program::data(BufferId id) { return buffer(id).data; }
 Type Program::type(BufferId id) const { return buffer(id).type; }
 
 std::int64_t Program::width(BufferId id) const { return buffer(id).width; }
+
+std::int64_t Program::stride(BufferId id) const { return buffer(id).stride; }
 
 std::int64_t Program::num_operations() const {
   return static_cast<std::int64_t>(operations_.size());

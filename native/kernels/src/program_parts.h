@@ -21,6 +21,7 @@ struct Program::Buffer {
   };
 
   std::int64_t width = 0;
+  std::int64_t stride = 0;  // elements from row to row
   Type type = Type::kF32;
   std::unique_ptr<void, Free> memory;
   std::byte* data = nullptr;  // within `memory`, at a cache line's begin

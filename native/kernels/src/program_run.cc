@@ -96,12 +96,12 @@ class Program::Hand {
  private:
   Rows rows(BufferId id) const {
     const Buffer& buffer = program_.buffers_[static_cast<std::size_t>(id)];
-    return {buffer.data, buffer.type, step_.num_tokens, buffer.width};
+    return {buffer.data, buffer.type, step_.num_tokens, buffer.stride};
   }
 
   RowsOut rows_out(BufferId id) const {
     const Buffer& buffer = program_.buffers_[static_cast<std::size_t>(id)];
-    return {buffer.data, buffer.type, buffer.width};
+    return {buffer.data, buffer.type, buffer.stride};
   }
 
   void do_one(const EmbeddingOperation& what) {
@@ -187,7 +187,7 @@ void Program::run(const StepArrays& step) {
   if (run_->workspace != nullptr) {
     run_->workspace->reset();
   }
-  team_->run([&](Worker& worker) {
+  const auto region = [&](Worker& worker) {
     Hand hand(*this, worker, step);
     for (std::size_t index = 0; index < operations_.size(); ++index) {
       if (operations_[index].behind_barrier) {
@@ -195,7 +195,15 @@ void Program::run(const StepArrays& step) {
       }
       hand.carry_out(operations_[index], cursors_[index]);
     }
-  });
+  };
+  try {
+    team_->run(region);
+  } catch (...) {
+    if (run_->workspace != nullptr) {
+      run_->workspace->reset();
+    }
+    throw;
+  }
   ++num_runs_;
 }
 

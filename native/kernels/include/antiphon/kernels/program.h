@@ -107,6 +107,7 @@ class Program {
   void* data(BufferId buffer);
   Type type(BufferId buffer) const;
   std::int64_t width(BufferId buffer) const;
+  std::int64_t stride(BufferId buffer) const;  // elements from row to row; of float32 the width
   std::int64_t max_tokens() const { return max_tokens_; }
   std::int64_t num_operations() const;
   std::int64_t num_barriers() const;  // in a run
