@@ -32,9 +32,17 @@ void write(const Finish& finish, std::int64_t offset, Vector values, std::int64_
 
 template <class Vector>
 void finish_rows(const Finish& finish) {
+  constexpr std::int64_t kRowsAhead = 8;
+  const std::int64_t element = finish.type == Type::kBf16 ? 2 : 4;
   const bool gated = finish.epilogue == Epilogue::kSiluMul;
   for (std::int64_t row = 0; row < finish.num_rows; ++row) {
     const float* const sums = finish.sums + row * kPair;
+    // Rows lie far apart: their lines are asked for before they are written.
+    const std::byte* const ahead =
+        finish.out + std::min(row + kRowsAhead, finish.num_rows - 1) * finish.stride * element;
+    for (std::int64_t at = 0; at < finish.num_columns * element; at += 64) {
+      __builtin_prefetch(ahead + at, 1);
+    }
     for (int i = 0; i < finish.num_columns; i += Vector::kLanes) {
       Vector values = Vector::load(sums + i) + Vector::load(finish.bias + i);
       if (gated) {

@@ -14,7 +14,7 @@ namespace antiphon::kernels {
 namespace {
 
 constexpr std::int64_t kRowsOfTask = 512;       // their sums of a pair fill a small part of a cache
-constexpr std::int64_t kChunkBytes = 32 << 10;  // of tiles, to stay in the nearest cache
+constexpr std::int64_t kChunkBytes = 64 << 10;  // of tiles, to stay in the nearer caches
 constexpr std::int64_t kRowsBytes = 512 << 10;  // of rows, to stay in the second
 constexpr std::int64_t kMostPairs = 8;
 constexpr std::int64_t kLeastSlices = 4;  // of tiles, for what unpacks and multiplies at once
