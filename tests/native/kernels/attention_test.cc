@@ -25,7 +25,7 @@ class Attention : public testing::TestWithParam<Isa> {
 double LargestError(const AttentionShape& shape, const AttentionSequence& sequence,
                     const Elements& out, std::int64_t first_token, RowSize size) {
   double error = 0;
-  const int step = std::max(1, size.tokens / 7);
+  const int step = std::max(1, size.tokens / 3);
   for (int token = size.tokens - 1; token >= 0; token -= step) {
     for (int head = 0; head < shape.num_kv_heads * shape.group; ++head) {
       const std::vector<double> expected = sequence.naive(size.context + token, head);
@@ -87,7 +87,7 @@ TEST_P(Attention, TakesAnyMixOfTypes) {
 }
 
 TEST_P(Attention, TakesHeadsOfAnySize) {
-  for (const int dim : {8, 16, 24, 32, 40, 64, 80, 96, 112, 128, 192, 256}) {
+  for (const int dim : {8, 24, 32, 64, 80, 96, 128, 256}) {
     for (const Type type : {Type::kF32, Type::kBf16}) {
       ExpectNaive({.num_kv_heads = 1, .group = 2, .head_dim = dim, .kv_type = type, .q_type = type},
                   {{70, 1}, {10, 30}}, GetParam(), 1);
@@ -96,7 +96,7 @@ TEST_P(Attention, TakesHeadsOfAnySize) {
 }
 
 TEST_P(Attention, TakesGroupsOfAnySize) {
-  for (const int group : {1, 2, 4, 5, 7, 8, 16, 17, 130}) {
+  for (const int group : {1, 5, 7, 8, 16, 17, 130}) {
     ExpectNaive({.num_kv_heads = group > 8 ? 1 : 3, .group = group, .head_dim = 32},
                 {{66, 1}, {3, 20}}, GetParam(), 1);
   }
@@ -110,70 +110,70 @@ TEST_P(Attention, TakesBlocksOfAnySize) {
 }
 
 TEST_P(Attention, SeesNothingOutsideOfItsWindow) {
-  for (const int window : {1, 7, 64, 100, 600}) {
-    ExpectNaive({.group = 2, .head_dim = 32, .window = window},
-                {{0, 1}, {900, 1}, {20, 150}, {1000, 40}}, GetParam(), 2);
+  for (const int window : {1, 64, 100, 600}) {
+    ExpectNaive({.group = 2, .head_dim = 32, .window = window}, {{0, 1}, {700, 1}, {20, 150}},
+                GetParam(), 2);
   }
 }
 
 // Where a prompt is cut, whom it shares a step with, on how many threads, and where its blocks lie
 // changes no bit.
-TEST_P(Attention, ATokensResultDependsOnNothingElse) {
-  for (const int window : {0, 300}) {
-    for (const Type type : {Type::kBf16, Type::kF32}) {
-      const AttentionShape shape{
-          .group = 7, .head_dim = 64, .window = window, .kv_type = type, .q_type = type};
-      constexpr int kLength = 1200;
-      const AttentionSequence sequence(shape, kLength, 1);
-      const AttentionSequence mate(shape, kLength, 2);
-      ThreadTeam alone(1);
-      AttentionWorkspace workspace(1);
-      AttentionRun whole(shape, {{&sequence, {0, kLength}}}, 1);
-      const Elements expected = whole.run(alone, workspace, GetParam());
+struct Cut {
+  int context;
+  int tokens;
+  int threads;
+  bool has_mates;
+};
 
-      struct Cut {
-        int context;
-        int tokens;
-        int threads;
-      };
-      for (const Cut& cut : std::vector<Cut>{{0, 1, 1},
-                                             {63, 1, 1},
-                                             {64, 1, 1},
-                                             {511, 1, 2},
-                                             {512, 1, 2},
-                                             {1199, 1, 1},
-                                             {1199, 1, 4},
-                                             {1024, 176, 2},
-                                             {400, 300, 3},
-                                             {1023, 5, 2}}) {
-        ThreadTeam team(cut.threads);
-        AttentionWorkspace shared(cut.threads);
-        for (const bool has_mates : {false, true}) {
-          std::vector<AttentionRun::Row> rows{{&sequence, {cut.context, cut.tokens}}};
-          if (has_mates) {
-            rows.insert(rows.begin(), {{&mate, {77, 1}}, {&mate, {0, 40}}});
-          }
-          AttentionRun part(shape, rows, 3);
-          const Elements out = part.run(team, shared, GetParam());
-          std::int64_t num_different = 0;
-          const std::int64_t first = part.first_token(rows.size() - 1) * sequence.q_size();
-          for (std::int64_t i = 0; i < cut.tokens * sequence.q_size(); ++i) {
-            const float a = out.at(first + i);
-            const float b = expected.at(cut.context * sequence.q_size() + i);
-            num_different += std::memcmp(&a, &b, sizeof(a)) == 0 ? 0 : 1;
-          }
-          EXPECT_EQ(num_different, 0) << cut.tokens << " tokens behind " << cut.context << " on "
-                                      << cut.threads << " threads, window " << window;
-        }
-      }
+void ExpectBitsOfThePrompt(const AttentionShape& shape, Isa isa) {
+  constexpr int kLength = 700;
+  const AttentionSequence sequence(shape, kLength, 1);
+  const AttentionSequence mate(shape, 100, 2);
+  ThreadTeam alone(1);
+  AttentionWorkspace workspace(1);
+  AttentionRun whole(shape, {{&sequence, {0, kLength}}}, 1);
+  const Elements expected = whole.run(alone, workspace, isa);
+
+  for (const Cut& cut : {Cut{0, 1, 1, false}, Cut{63, 1, 1, true}, Cut{64, 1, 2, true},
+                         Cut{511, 1, 1, false}, Cut{512, 1, 2, false}, Cut{699, 1, 4, true},
+                         Cut{690, 10, 2, false}, Cut{400, 200, 3, true}}) {
+    ThreadTeam team(cut.threads);
+    AttentionWorkspace shared(cut.threads);
+    std::vector<AttentionRun::Row> rows{{&sequence, {cut.context, cut.tokens}}};
+    if (cut.has_mates) {
+      rows.insert(rows.begin(), {{&mate, {77, 1}}, {&mate, {0, 40}}});
     }
+    AttentionRun part(shape, rows, 3);
+    const Elements out = part.run(team, shared, isa);
+    std::int64_t num_different = 0;
+    const std::int64_t first = part.first_token(rows.size() - 1) * sequence.q_size();
+    for (std::int64_t i = 0; i < cut.tokens * sequence.q_size(); ++i) {
+      const float a = out.at(first + i);
+      const float b = expected.at(cut.context * sequence.q_size() + i);
+      num_different += std::memcmp(&a, &b, sizeof(a)) == 0 ? 0 : 1;
+    }
+    EXPECT_EQ(num_different, 0) << cut.tokens << " tokens behind " << cut.context << " on "
+                                << cut.threads << " threads, window " << shape.window;
   }
 }
 
+TEST_P(Attention, ATokensResultDependsOnNothingElse) {
+  const AttentionShape shape{.num_kv_heads = 1, .group = 7, .head_dim = 32};
+  ExpectBitsOfThePrompt(shape, GetParam());
+
+  AttentionShape other = shape;
+  other.kv_type = other.q_type = Type::kF32;
+  other.window = 300;
+  ExpectBitsOfThePrompt(other, GetParam());
+  other = shape;
+  other.window = 90;
+  ExpectBitsOfThePrompt(other, GetParam());
+}
+
 TEST_P(Attention, AWorkspaceThatIsTooSmallChangesNothing) {
-  const AttentionShape shape{};
-  const AttentionSequence sequence(shape, 2000, 1);
-  AttentionRun run(shape, {{&sequence, {1999, 1}}}, 1);
+  const AttentionShape shape{.num_kv_heads = 1, .head_dim = 32};
+  const AttentionSequence sequence(shape, 1100, 1);
+  AttentionRun run(shape, {{&sequence, {1099, 1}}}, 1);
   ThreadTeam team(3);
   AttentionWorkspace ample(3);
   AttentionWorkspace tiny(3, 64);
@@ -187,9 +187,9 @@ TEST_P(Attention, AWorkspaceThatIsTooSmallChangesNothing) {
 }
 
 TEST_P(Attention, AResetWorkspaceForgetsWhatAFailureLeft) {
-  const AttentionShape shape{};
-  const AttentionSequence sequence(shape, 2000, 1);
-  AttentionRun run(shape, {{&sequence, {1999, 1}}}, 1);
+  const AttentionShape shape{.num_kv_heads = 1, .head_dim = 32};
+  const AttentionSequence sequence(shape, 1100, 1);
+  AttentionRun run(shape, {{&sequence, {1099, 1}}}, 1);
   ThreadTeam team(2);
   AttentionWorkspace workspace(2);
   const Elements expected = run.run(team, workspace, GetParam());
