@@ -77,4 +77,4 @@ def _milliseconds(response: inference_pb2.ValidateConstraintResponse) -> float:
 
 
 def _compiled(milliseconds: float) -> str:
-    return f"compiled in {milliseconds:.1f} ms" if milliseconds else "compiled before"
+    return f"compiled in {milliseconds:.1f} ms" if milliseconds else "nothing to compile"

@@ -89,11 +89,6 @@ class ConstraintChecker:
         await asyncio.gather(*(link.close() for link in self._links.values()))
         await asyncio.gather(*loading, return_exceptions=True)
 
-    def find(self, request: ConstraintRequest) -> CheckedConstraint | None:
-        """Returns a constraint that was checked already and is good."""
-        known = self._cache.find(request)
-        return known if isinstance(known, CheckedConstraint) else None
-
     async def check(
         self, request: ConstraintRequest, *, path: str, waits: bool = False
     ) -> CheckedConstraint:

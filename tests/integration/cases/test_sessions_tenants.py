@@ -5,7 +5,11 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from antiphon.v1.inference_pb2 import GenerateRequest, MultiplexGenerateRequest
+from antiphon.v1.inference_pb2 import (
+    GenerateRequest,
+    MultiplexGenerateRequest,
+    ValidateConstraintRequest,
+)
 from antiphon.v1.session_pb2 import (
     CreateSessionRequest,
     GetSessionRequest,
@@ -138,3 +142,18 @@ async def test_sessions_are_apart_as_well_and_tell_their_own_residency_only(
 
     assert (num_cached[0], num_cached[1]) == (0, 0)
     assert num_cached[2] > 0
+
+
+@pytest.mark.parametrize("regex", ["[a-z]{3,17}", "(x|y)[0-9]{2}"])
+async def test_what_compiling_took_is_told_to_all_alike(server: RunningServer, regex: str) -> None:
+    """So it does not tell who asked for the same before, as a time of zero would."""
+    request = ValidateConstraintRequest(constraint=Constraint(regex=regex))
+
+    told = [
+        await server.inference.ValidateConstraint(request, timeout=LIMIT_S, metadata=caller)
+        for caller in (A, B, A)
+    ]
+
+    assert told[0].valid
+    assert told[0].compile_time.ToNanoseconds() > 0
+    assert told[1:] == [told[0]] * 2

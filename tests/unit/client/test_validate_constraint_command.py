@@ -54,10 +54,10 @@ async def test_a_good_constraint_is_told_with_its_time(capsys) -> None:
     assert (asked.model, asked.constraint.regex) == ("models/m", "[0-9]+")
 
 
-async def test_one_that_was_asked_before_is_told_as_such(capsys) -> None:
+async def test_one_that_asks_for_nothing_is_told_as_such(capsys) -> None:
     status = await ask(Judge(inference_pb2.ValidateConstraintResponse(valid=True)), "--json-object")
 
-    assert (status, capsys.readouterr().out) == (0, "valid: compiled before\n")
+    assert (status, capsys.readouterr().out) == (0, "valid: nothing to compile\n")
 
 
 async def test_a_fault_is_told_with_its_place_and_ends_with_one(tmp_path, capsys) -> None:
