@@ -24,6 +24,7 @@ from antiphon.v1.session_pb2 import (
     Turn,
 )
 from antiphon.v1.types_pb2 import (
+    Constraint,
     GenerationConfig,
     OutputOptions,
     Prompt,
@@ -42,6 +43,8 @@ PHASES = ("before", "queue", "prompt", "output", "late")
 behind the last output."""
 FINISH_SHARE = 0.1
 """As many let their requests run to the end."""
+GUIDED_SHARE = 1 / 3
+"""As many must look like something, and give up while their grammar is made as well."""
 ENDLESS_TOKENS = 4000
 """The budget of every request: far more than anyone waits for."""
 _TURN_ID = "t"
@@ -59,6 +62,8 @@ class Life:
     """Of output, behind which to give up in the phase "output"."""
     prompt_ids: list[int]
     num_outputs: int
+    constraint: Constraint | None
+    """What the answer must look like; a grammar that nobody else asks for."""
 
     @property
     def may_end(self) -> bool:
@@ -97,12 +102,15 @@ class Crowd:
         await asyncio.gather(*(live(way, life) for way, life in lives))
 
     def _config(self, life: Life) -> GenerationConfig:
-        stop = StopConditions(max_output_tokens=ENDLESS_TOKENS, ignore_eos=True)
+        # What must look like something ends by its grammar, and not by an end token.
+        ignores = True if life.constraint is None else None
+        stop = StopConditions(max_output_tokens=ENDLESS_TOKENS, ignore_eos=ignores)
         if life.may_end:
             stop.stop_token_ids.append(self.text[-1])
         return GenerationConfig(
             sampling=SamplingParams(temperature=0),
             stop=stop,
+            constraint=life.constraint,
             output=OutputOptions(token_ids=True),
         )
 
@@ -115,7 +123,14 @@ class Crowd:
             num_tokens=source.randint(1, len(self.text) - 1),
             prompt_ids=[source.randrange(3, 300) for _ in range(source.randint(1, 300))],
             num_outputs=source.choice((1, 1, 3)),
+            constraint=self._draw_constraint(),
         )
+
+    def _draw_constraint(self) -> Constraint | None:
+        """Draws one for a third of the requests; it allows all that the model says."""
+        if self.source.random() > GUIDED_SHARE:
+            return None
+        return Constraint(regex=rf"[\s\S]*|no {self.source.getrandbits(60):x}")
 
     def _request(self, life: Life) -> GenerateRequest:
         return GenerateRequest(
