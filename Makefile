@@ -22,7 +22,7 @@ COUNT ?= 10000
 WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
 PIP_INSTALL = $(BIN)/pip install --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
 
-.PHONY: help setup native serve check check-protos format test test-device stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-grammar bench-guided bench-kernels bench-policies bench-collectors bench-sessions bench-tenants bench-tracing observe check-dashboard clean
+.PHONY: help setup native serve check check-protos format test test-device stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-grammar bench-guided bench-kernels bench-policies bench-collectors bench-cpu bench-peers bench-sessions bench-tenants bench-tracing observe check-dashboard clean
 .DEFAULT_GOAL := help
 # A virtual environment that was left half made is made again.
 .DELETE_ON_ERROR:
@@ -128,6 +128,12 @@ bench-guided: setup    ## Measures constraints on the default model: what they c
 
 bench-sessions: setup    ## Measures sessions: delivery at 256 and 512 streams, memory, the cost of a 500th turn; no model needed
 	$(BIN)/python tests/bench/sessions.py $(ARGS)
+
+bench-peers: setup    ## Installs what bench-cpu compares with into build/peers (3 GB); ARGS="--peers llama.cpp,openvino,vllm --jobs 1"
+	$(BIN)/python tests/bench/cpu_peers/install.py $(ARGS)
+
+bench-cpu: setup    ## Measures the CPU engine beside the peers that are installed; ARGS="--quick", "--engines …", "--parts quality,path"
+	$(BIN)/python tests/bench/cpu.py $(ARGS)
 
 bench-collectors: setup    ## Measures servers beside collectors in trouble, their ends, and 10,000 callers with names of their own; no model needed
 	$(BIN)/python tests/bench/collectors.py $(COLLECTORS_ARGS)
