@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
+from functools import cache
 
 from jsonschema import Draft202012Validator, ValidationError
 from jsonschema.validators import extend
@@ -12,6 +13,13 @@ from jsonschema.validators import extend
 from support.json_spellings import Json
 
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "$ref")
+
+_BLANKS = r"\t\n\v\f\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
+_OUTSIDE_OF_CLASSES = {
+    "$": r"\Z",  # Python's also matches before a line's end.
+    ".": r"[^\n\r\u2028\u2029]",
+    r"\S": f"[^{_BLANKS}]",
+}
 
 
 class Undecidable(Exception):  # noqa: N818 - an answer
@@ -67,11 +75,24 @@ def _is_number(_: object, value: object) -> bool:
     return isinstance(value, int | Decimal) and not isinstance(value, bool)
 
 
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Returns a pattern of ECMA-262 as one of Python, where they take the same text otherwise."""
+    parts, in_class = [], False
+    for part in re.findall(r"\\.|[^\\]", pattern, re.DOTALL):
+        if part == r"\s":
+            parts.append(_BLANKS if in_class else f"[{_BLANKS}]")
+        else:
+            parts.append(part if in_class else _OUTSIDE_OF_CLASSES.get(part, part))
+        in_class = part != "]" if in_class else part == "["
+    # The letters, digits and borders of words are ASCII's.
+    return re.compile("".join(parts), re.ASCII)
+
+
 def _pattern(
     validator: object, pattern: str, value: object, schema: object
 ) -> Iterator[ValidationError]:
-    # Python's `$` also matches before a line's end.
-    if isinstance(value, str) and not re.search(pattern.replace("$", r"\Z"), value):
+    if isinstance(value, str) and not _compiled(pattern).search(value):
         yield ValidationError(f"{value!r} does not match {pattern!r}")
 
 
@@ -81,7 +102,7 @@ def _pattern_properties(
     if isinstance(value, dict):
         for pattern, subschema in patterns.items():
             for name, member in value.items():
-                if re.search(pattern.replace("$", r"\Z"), name):
+                if _compiled(pattern).search(name):
                     yield from validator.descend(member, subschema)
 
 
