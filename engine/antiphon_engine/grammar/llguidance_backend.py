@@ -32,6 +32,8 @@ _SLICES = [
 _EXCERPT = re.compile(r"\s*(\d+ \|.*|\^|<.*)?$")
 """Lines of a message that show a grammar's lines, or what the library says of itself."""
 _BYTES_PER_CHARACTER = 64
+_BYTES_AT_LEAST = 64 << 10
+"""Measured: what even the smallest grammar takes with its parser and its first masks."""
 _TOO_COMPLEX = ("too complex", "too big", "too large", "too many", "limit", "fuel")
 _LIMITS = LLParserLimits(step_lexer_fuel=200_000, step_max_items=50_000, verbose_errors=False)
 
@@ -128,7 +130,7 @@ class LlguidanceBackend:
 
     def compile(self, grammar: Grammar) -> LlguidanceCompiled:
         """See GrammarBackend."""
-        size_bytes = _BYTES_PER_CHARACTER * len(grammar.text)
+        size_bytes = _BYTES_AT_LEAST + _BYTES_PER_CHARACTER * len(grammar.text)
         return LlguidanceCompiled(partial(self._compile, grammar), size_bytes=size_bytes)
 
     def fill(

@@ -1,20 +1,23 @@
 """Compiled grammars are kept within a number of bytes, however many there are."""
 
 import gc
+import os
 import weakref
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.errors import ErrorReason
 from antiphon_engine.api.grammar import Grammar, GrammarBackend
-from antiphon_engine.grammar.base import GrammarError
+from antiphon_engine.grammar.base import GrammarError, mask_words
 from antiphon_engine.grammar.guide import Guide
 from antiphon_engine.grammar.llguidance_backend import LlguidanceCompiled
 from antiphon_engine.grammar.preparing import GrammarCache
 from antiphon_engine.grammar.xgrammar_backend import XgrammarCompiled
 from support.guided_loop import GuidedModel, regex, run_to_ends
+from support.process_figures import memory_bytes
 
 MAX_BYTES = 1000
 
@@ -107,6 +110,20 @@ def test_requests_that_have_ended_leave_nothing_but_the_cache(
             harness.run()
 
         assert _count(Guide, *compiled) == before
+
+
+def test_even_the_smallest_grammars_count_for_what_they_take(model: GuidedModel) -> None:
+    backend = model.backends[GrammarBackend.LLGUIDANCE]
+    first_mask = np.zeros((1, mask_words(model.backends.vocabulary.size)), np.int32)
+    gc.collect()
+    before_bytes = memory_bytes(os.getpid())
+
+    compiled = [backend.compile(regex(f"[a-z]{{3}}{number}")) for number in range(300)]
+    for each in compiled:
+        backend.fill([each.matcher()], first_mask, [0])
+
+    grown_by = memory_bytes(os.getpid()) - before_bytes
+    assert grown_by < 1.5 * sum(each.size_bytes for each in compiled)
 
 
 def _count(*kinds: type) -> int:
