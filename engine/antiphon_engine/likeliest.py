@@ -45,7 +45,8 @@ def chunk_maxima(logits_RV: Tensor) -> Tensor:
     """Returns the largest of each chunk, [R, C]; the last chunk may be a short one."""
     num_whole = logits_RV.shape[1] // _CHUNK_TOKENS
     end = num_whole * _CHUNK_TOKENS
-    maxima_RC = logits_RV[:, :end].unflatten(1, (num_whole, _CHUNK_TOKENS)).amax(-1)
+    whole_RV = logits_RV[:, :end]
+    maxima_RC = whole_RV.view(len(logits_RV), num_whole, _CHUNK_TOKENS).amax(-1)
     if end == logits_RV.shape[1]:
         return maxima_RC
     return torch.cat((maxima_RC, logits_RV[:, end:].amax(-1, keepdim=True)), dim=1)
