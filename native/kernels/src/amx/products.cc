@@ -49,6 +49,11 @@ void end() {
 constexpr std::size_t kSumsStride = kPair * sizeof(float);
 constexpr std::size_t kTileBytes = kTile * 2;
 
+// The compiler isn't told that loads of tiles read memory: it may not put off stores beyond here.
+__attribute__((always_inline)) inline void tiles_are_written() {
+  __asm__ volatile("" : : : "memory");
+}
+
 // A block of up to 32 rows, in tiles.
 class Block {
  public:
@@ -79,6 +84,7 @@ class Block {
   // The next slice's rows, and their first panel's tile.
   template <bool many>
   __attribute__((always_inline)) void load_first(const std::byte* tile) {
+    tiles_are_written();
     _tile_loadd(6, tile, 64);
     _tile_loadd(4, rows_, stride_);
     rows_ += kSlice;
@@ -89,6 +95,7 @@ class Block {
   }
 
   __attribute__((always_inline)) static void load_second(const std::byte* tile) {
+    tiles_are_written();
     _tile_loadd(7, tile, 64);
   }
 
