@@ -49,7 +49,7 @@ struct RowSize {
   int tokens;
 };
 
-struct AttentionShape {
+struct SequenceShape {
   int num_kv_heads = 2;
   int group = 3;
   int head_dim = 64;
@@ -63,7 +63,7 @@ struct AttentionShape {
 // One sequence's whole life: keys, values and queries of every position. Steps compute parts of it.
 class AttentionSequence {
  public:
-  AttentionSequence(const AttentionShape& shape, std::int64_t length, std::uint32_t seed)
+  AttentionSequence(const SequenceShape& shape, std::int64_t length, std::uint32_t seed)
       : shape_(shape), length_(length) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
@@ -121,7 +121,7 @@ class AttentionSequence {
   }
 
  private:
-  AttentionShape shape_;
+  SequenceShape shape_;
   std::int64_t length_;
   Elements keys_;
   Elements values_;
@@ -136,7 +136,7 @@ class AttentionRun {
     RowSize size;
   };
 
-  AttentionRun(const AttentionShape& shape, std::vector<Row> rows, std::uint32_t seed)
+  AttentionRun(const SequenceShape& shape, std::vector<Row> rows, std::uint32_t seed)
       : shape_(shape), rows_(std::move(rows)) {
     std::int64_t num_blocks = 1;
     for (const Row& row : rows_) {
@@ -220,7 +220,7 @@ class AttentionRun {
     }
   }
 
-  AttentionShape shape_;
+  SequenceShape shape_;
   std::vector<Row> rows_;
   std::vector<std::int32_t> cu_q_;
   std::vector<std::int32_t> q_len_;

@@ -22,7 +22,7 @@ class Attention : public testing::TestWithParam<Isa> {
 };
 
 // The largest difference from the naive model in some of a row's tokens.
-double LargestError(const AttentionShape& shape, const AttentionSequence& sequence,
+double LargestError(const SequenceShape& shape, const AttentionSequence& sequence,
                     const Elements& out, std::int64_t first_token, RowSize size) {
   double error = 0;
   const int step = std::max(1, size.tokens / 3);
@@ -41,13 +41,13 @@ double LargestError(const AttentionShape& shape, const AttentionSequence& sequen
 }
 
 // Values are about 1: weights and results in bf16 are 1/256 off each, and much of that cancels.
-double Bound(const AttentionShape& shape, Isa isa) {
+double Bound(const SequenceShape& shape, Isa isa) {
   const bool has_bf16_weights =
       isa >= Isa::kAvx512Bf16 && shape.kv_type == Type::kBf16 && shape.q_type == Type::kBf16;
   return (has_bf16_weights ? 8e-3 : 1e-5) + (shape.out_type == Type::kBf16 ? 8e-3 : 0);
 }
 
-void ExpectNaive(const AttentionShape& shape, std::vector<RowSize> sizes, Isa isa, int threads) {
+void ExpectNaive(const SequenceShape& shape, std::vector<RowSize> sizes, Isa isa, int threads) {
   std::vector<AttentionSequence> sequences;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     sequences.emplace_back(shape, sizes[i].context + sizes[i].tokens,
@@ -125,7 +125,7 @@ struct Cut {
   bool has_mates;
 };
 
-void ExpectBitsOfThePrompt(const AttentionShape& shape, Isa isa) {
+void ExpectBitsOfThePrompt(const SequenceShape& shape, Isa isa) {
   constexpr int kLength = 700;
   const AttentionSequence sequence(shape, kLength, 1);
   const AttentionSequence mate(shape, 100, 2);
@@ -158,10 +158,10 @@ void ExpectBitsOfThePrompt(const AttentionShape& shape, Isa isa) {
 }
 
 TEST_P(Attention, ATokensResultDependsOnNothingElse) {
-  const AttentionShape shape{.num_kv_heads = 1, .group = 7, .head_dim = 32};
+  const SequenceShape shape{.num_kv_heads = 1, .group = 7, .head_dim = 32};
   ExpectBitsOfThePrompt(shape, GetParam());
 
-  AttentionShape other = shape;
+  SequenceShape other = shape;
   other.kv_type = other.q_type = Type::kF32;
   other.window = 300;
   ExpectBitsOfThePrompt(other, GetParam());
@@ -171,7 +171,7 @@ TEST_P(Attention, ATokensResultDependsOnNothingElse) {
 }
 
 TEST_P(Attention, AWorkspaceThatIsTooSmallChangesNothing) {
-  const AttentionShape shape{.num_kv_heads = 1, .head_dim = 32};
+  const SequenceShape shape{.num_kv_heads = 1, .head_dim = 32};
   const AttentionSequence sequence(shape, 1100, 1);
   AttentionRun run(shape, {{&sequence, {1099, 1}}}, 1);
   ThreadTeam team(3);
@@ -187,7 +187,7 @@ TEST_P(Attention, AWorkspaceThatIsTooSmallChangesNothing) {
 }
 
 TEST_P(Attention, AResetWorkspaceForgetsWhatAFailureLeft) {
-  const AttentionShape shape{.num_kv_heads = 1, .head_dim = 32};
+  const SequenceShape shape{.num_kv_heads = 1, .head_dim = 32};
   const AttentionSequence sequence(shape, 1100, 1);
   AttentionRun run(shape, {{&sequence, {1099, 1}}}, 1);
   ThreadTeam team(2);
@@ -204,7 +204,7 @@ TEST_P(Attention, AResetWorkspaceForgetsWhatAFailureLeft) {
 }
 
 TEST_P(Attention, WhatIsNoNumberStaysNone) {
-  const AttentionShape shape{.num_kv_heads = 1, .group = 2, .head_dim = 32};
+  const SequenceShape shape{.num_kv_heads = 1, .group = 2, .head_dim = 32};
   AttentionSequence sequence(shape, 100, 1);
   AttentionSequence broken(shape, 100, 2);
   const_cast<Elements&>(broken.keys()).set(50 * 32, std::numeric_limits<float>::quiet_NaN());
