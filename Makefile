@@ -129,7 +129,7 @@ bench-guided: setup    ## Measures constraints on the default model: what they c
 bench-sessions: setup    ## Measures sessions: delivery at 256 and 512 streams, memory, the cost of a 500th turn; no model needed
 	$(BIN)/python tests/bench/sessions.py $(ARGS)
 
-bench-peers: setup    ## Installs what bench-cpu compares with into build/peers (3 GB); ARGS="--peers llama.cpp,openvino,vllm --jobs 1"
+bench-peers: setup    ## Installs what bench-cpu compares with into build/peers (9 GB); ARGS="--peers llama.cpp,openvino,vllm --jobs 1"
 	$(BIN)/python tests/bench/cpu_peers/install.py $(ARGS)
 
 bench-cpu: setup    ## Measures the CPU engine beside the peers that are installed; ARGS="--quick", "--engines …", "--parts quality,path"

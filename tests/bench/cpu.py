@@ -6,7 +6,7 @@ Parts, `speed` and `ceilings` unless told otherwise:
   of one and then of the next, in rounds: prefill of 512 tokens, decode at 1, 4 and 16 streams (all
   streams together, from when each has its first token), the time to the first token of a second
   turn behind 1,000 tokens, start to ready, and the peak of the memory of all processes (PSS) while
-  an engine runs in. Servers are asked over the wire, libraries in a process of their own.
+  an engine starts and runs in. Servers are asked over the wire, libraries in their own process.
 - ceilings: what the machine's memory and its arithmetic can do, and the share that Antiphon gets.
 - quality: how often each form of weights has the same likeliest token as float32.
 - path: what gRPC and the front end cost, as processor time for 1,000 tokens at 16 streams.

@@ -75,7 +75,8 @@ def install_llama_cpp(places: Places, jobs: int) -> None:
     make_models(places, ("q8_0", "bf16"))
     source = places.llama_cpp / "source"
     if not source.exists():
-        words = ("--no-deps", "--no-binary", ":all:", "--dest", places.llama_cpp, LLAMA_CPP)
+        binary = ("--no-deps", "--no-binary", "llama-cpp-python")
+        words = (*binary, "--dest", places.llama_cpp, LLAMA_CPP)
         run(sys.executable, "-m", "pip", "download", *words)
         (archive,) = places.llama_cpp.glob("*.tar.gz")
         partial = places.llama_cpp / ".partial"

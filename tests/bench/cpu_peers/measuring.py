@@ -87,12 +87,12 @@ class SideBySide:
         """Starts an engine, which tells time and memory, and lets it run in."""
         figures = self.figures[engine.name] = Figures()
         _tell(f"starting {engine.name} ...")
+        memory = PeakMemory()
         begin_s = time.monotonic()
         try:
-            running = stack.enter_context(engine.open(self._machine))
-            figures.startup_s = time.monotonic() - begin_s
-            memory = PeakMemory()
-            with memory.watching(running.process_id):
+            with memory.watching():
+                running = stack.enter_context(engine.open(self._machine))
+                figures.startup_s = time.monotonic() - begin_s
                 self._run_in(running)
             figures.peak_pss_mb = memory.bytes / 1e6
             self._running[engine.name] = running

@@ -1,5 +1,6 @@
 """The memory of processes: what is theirs alone, and their share of what several map."""
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +8,7 @@ from pathlib import Path
 
 from support.serve_command import children_of
 
-_INTERVAL_S = 0.25
+_INTERVAL_S = 0.5
 
 
 def process_tree(process_id: int) -> Iterator[int]:
@@ -33,17 +34,17 @@ def _pss_bytes(process_id: int) -> int:
 
 
 class PeakMemory:
-    """The largest of what was seen; it looks four times a second where it is asked to."""
+    """The largest of what processes had that this one has started meanwhile."""
 
     def __init__(self) -> None:
         self.bytes = 0
         self._done = threading.Event()
 
     @contextmanager
-    def watching(self, process_id: int) -> Iterator[None]:
-        """Looks at a process and all below it while the block runs."""
-        self._done.clear()
-        thread = threading.Thread(target=self._watch, args=(process_id,), daemon=True)
+    def watching(self) -> Iterator[None]:
+        """Looks, twice a second and at the end, at what is started while the block runs."""
+        others = set(children_of(os.getpid()))
+        thread = threading.Thread(target=self._watch, args=(others,), daemon=True)
         thread.start()
         try:
             yield
@@ -51,12 +52,11 @@ class PeakMemory:
             self._done.set()
             thread.join()
 
-    def look(self, process_id: int) -> None:
-        """Looks once."""
-        self.bytes = max(self.bytes, pss_bytes(process_id))
-
-    def _watch(self, process_id: int) -> None:
-        self.look(process_id)
+    def _watch(self, others: set[int]) -> None:
         while not self._done.wait(_INTERVAL_S):
-            self.look(process_id)
-        self.look(process_id)
+            self._look(others)
+        self._look(others)
+
+    def _look(self, others: set[int]) -> None:
+        started = set(children_of(os.getpid())) - others
+        self.bytes = max(self.bytes, sum(map(pss_bytes, started)))
