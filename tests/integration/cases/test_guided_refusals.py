@@ -45,6 +45,7 @@ BROKEN: dict[str, tuple[Constraint, str]] = {
     "reference back": (Constraint(regex=r"(x|y)-\1"), "position"),
     "unknown rule": (Constraint(ebnf='root ::= "x" tail'), "line 1"),
     "open text": (Constraint(ebnf='root ::= "x'), "line 1, column 10"),
+    "no grammar": (Constraint(ebnf=""), "ebnf"),
     "no root": (Constraint(ebnf='first ::= "x"'), "line 1"),
     "rule twice": (Constraint(ebnf='root ::= "x"\nroot ::= "y"'), "line 2, column 1"),
     "rule without end": (Constraint(ebnf='root ::= "x" a\na ::= "y" a'), "no end"),
