@@ -19,6 +19,14 @@ def best_isa() -> str:
 def has_isa(isa: str) -> bool:
     """Says whether this machine has an instruction set."""
 
+def mask_logits(
+    logits: NDArray[np.float32], rows: NDArray[np.int64], words: NDArray[np.int32], *, floor: float
+) -> None:
+    """Puts logits [S, V] of `rows` [G] to the floor where `words` [G, W] have no bit, in place.
+
+    Bit i % 32 of word i // 32 is token i's. Releases the interpreter's lock.
+    """
+
 def gguf_format(gguf_type: str) -> str:
     """Returns the format that keeps blocks of Q4_0, Q5_0, Q8_0, Q4_K, Q5_K or Q6_K."""
 
