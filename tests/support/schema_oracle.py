@@ -76,7 +76,7 @@ def _is_number(_: object, value: object) -> bool:
 
 
 @cache
-def _compiled(pattern: str) -> re.Pattern[str]:
+def as_in_ecma_262(pattern: str) -> re.Pattern[str]:
     """Returns a pattern of ECMA-262 as one of Python, where they take the same text otherwise."""
     parts, in_class = [], False
     for part in re.findall(r"\\.|[^\\]", pattern, re.DOTALL):
@@ -92,7 +92,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 def _pattern(
     validator: object, pattern: str, value: object, schema: object
 ) -> Iterator[ValidationError]:
-    if isinstance(value, str) and not _compiled(pattern).search(value):
+    if isinstance(value, str) and not as_in_ecma_262(pattern).search(value):
         yield ValidationError(f"{value!r} does not match {pattern!r}")
 
 
@@ -102,7 +102,7 @@ def _pattern_properties(
     if isinstance(value, dict):
         for pattern, subschema in patterns.items():
             for name, member in value.items():
-                if _compiled(pattern).search(name):
+                if as_in_ecma_262(pattern).search(name):
                     yield from validator.descend(member, subschema)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from antiphon_cli.outcome import WRONG_USE, complain
+from antiphon_cli.standard_streams import let_go_of_broken
 
 DESCRIPTION = """\
 Serves a model until it is told to stop. Prints one line once it takes calls.
@@ -113,7 +114,10 @@ def run(arguments: argparse.Namespace, *, engine_command: Sequence[str] | None =
     from antiphon_server.service_notices import ServiceNotices
 
     notices = ServiceNotices.from_environment(os.environ)
-    return serve.run(config, engine_command=engine_command, notices=notices)
+    status = serve.run(config, engine_command=engine_command, notices=notices)
+    # What was said on the way is no part of the work: where nobody took it, that is no failure.
+    let_go_of_broken()
+    return status
 
 
 def _sets(arguments: argparse.Namespace) -> list[str]:

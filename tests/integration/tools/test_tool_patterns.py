@@ -1,7 +1,6 @@
 """Patterns in tools' schemas hold in every call, or the tool is refused by name and place."""
 
 import json
-import re
 
 import grpc
 import pytest
@@ -9,6 +8,7 @@ from antiphon.v1.types_pb2 import FinishReason, Tool, ToolChoice
 
 from support.answers import LIMIT_S, ask
 from support.calling_models import CLOCK, WEATHER, CallingModel, calls_of, config, request
+from support.schema_oracle import as_in_ecma_262
 from support.server import details_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -64,8 +64,7 @@ async def test_a_pattern_holds_in_calls_and_what_it_allows_can_be_said(
     # Where anything may stand around what is looked for, it may take all the tokens.
     ends = {FinishReason.FINISH_REASON_TOOL_CALLS, FinishReason.FINISH_REASON_MAX_OUTPUT_TOKENS}
     assert output.finish_reason in ends
-    # Letters of words are ASCII's in ECMA-262.
-    matching = re.compile(pattern, re.ASCII)
+    matching = as_in_ecma_262(pattern)
     assert all(matching.search(json.loads(said)["code"]) for _, said in calls_of(output))
 
 
