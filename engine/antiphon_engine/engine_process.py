@@ -115,7 +115,7 @@ def _make_loop(start: EngineStart, link: FrontEndLink, load: Load) -> EngineLoop
 
     model = load(start, on_progress)
     on_progress("warm-up", 0, 1)
-    _warm_up(config, model)
+    warm_up(config, model)
     on_progress("warm-up", 1, 1)
     parts = make_parts(start, model)
     loop = EngineLoop(parts, link, loop_settings(config))
@@ -211,7 +211,7 @@ def _make_sampler(config: EngineConfig, model: LoadedModel) -> Sampler:
     )
 
 
-def _warm_up(config: EngineConfig, model: LoadedModel) -> None:
+def warm_up(config: EngineConfig, model: LoadedModel) -> None:
     """Runs a request through a core of its own, so that the first real one finds all in place.
 
     The core that serves starts with clean counters and an empty cache.

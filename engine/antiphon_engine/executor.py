@@ -57,6 +57,8 @@ class _Launch:
 class Executor:
     """One model with its cache. All calls come from the engine's one thread.
 
+    With a `random_seed` weights come from that: only the checkpoint's configuration is read.
+
     Raises:
         StartupError: the checkpoint can't be served with this configuration. Everything that can be
             known from configuration and headers is checked before weights are read.
@@ -68,6 +70,7 @@ class Executor:
         checkpoint: Path,
         *,
         registry: ModelRegistry | None = None,
+        random_seed: int | None = None,
         on_progress: OnProgress = lambda stage, done, total: None,
     ) -> None:
         self.device = Device.open(config.device)
@@ -86,7 +89,10 @@ class Executor:
         with torch.inference_mode():
             with self.device.torch_device:
                 self._model = plan.build()
-            self._model.load(checkpoint, on_progress=on_progress)
+            if random_seed is None:
+                self._model.load(checkpoint, on_progress=on_progress)
+            else:
+                self._model.load_random(random_seed, on_progress=on_progress)
             layout = _layout(self.model_config, self.memory, part, plan.dtype)
             self._kv = KvTensors(layout, self.device.torch_device)
             host = HostKv(layout, pinned=self.device.is_cuda) if layout.num_host_blocks else None

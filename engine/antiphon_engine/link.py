@@ -3,6 +3,7 @@
 import select
 import socket
 import time
+from typing import Protocol
 
 from antiphon_engine.api.frames import FrameError, encode_frame, engine_reader
 from antiphon_engine.api.messages import ToEngine, ToFrontEnd
@@ -13,6 +14,16 @@ _MAX_READS = 64
 
 class FrontEndGoneError(Exception):
     """The front end has closed the socket, or no longer reads it: nobody is left to work for."""
+
+
+class MessageLink(Protocol):
+    """What the loop needs of its front end: a process at a socket, or whoever drives a loop."""
+
+    def receive(self, timeout_s: float) -> list[ToEngine]:
+        """Returns the messages that have come, in order; waits up to `timeout_s` if none has."""
+
+    def send(self, message: ToFrontEnd) -> None:
+        """Sends a message without waiting."""
 
 
 class FrontEndLink:

@@ -1,7 +1,8 @@
-"""Loads a checkpoint into an executor, for the engine process."""
+"""Loads a checkpoint into an executor, for the engine process and for those that measure."""
 
 from pathlib import Path
 
+from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.process import EngineStart
 from antiphon_engine.engine_process import LoadedModel, ModelFacts, OnProgress
 from antiphon_engine.executor import Executor
@@ -10,6 +11,14 @@ from antiphon_engine.executor import Executor
 def load(start: EngineStart, on_progress: OnProgress) -> LoadedModel:
     """Loads the checkpoint that `start` names. Raises StartupError."""
     return describe(Executor(start.config, Path(start.checkpoint), on_progress=on_progress))
+
+
+def load_offline(config: EngineConfig, checkpoint: Path, *, random_seed: int | None) -> LoadedModel:
+    """Loads a checkpoint, or gives its shape random weights, for whoever drives an engine itself.
+
+    Raises StartupError.
+    """
+    return describe(Executor(config, checkpoint, random_seed=random_seed))
 
 
 def describe(executor: Executor) -> LoadedModel:

@@ -37,12 +37,13 @@ from antiphon_engine.api.messages import (
 )
 from antiphon_engine.arrivals import Arrivals
 from antiphon_engine.guidance import Guidance, has_guided_rows
-from antiphon_engine.link import FrontEndGoneError, FrontEndLink
+from antiphon_engine.link import FrontEndGoneError, MessageLink
 from antiphon_engine.prompt_reports import PromptReports, StepReport, scored_tokens
 from antiphon_engine.requests import Requests
 from antiphon_engine.sampler import Sampled, Sampler
 from antiphon_engine.step_executor import StepBuffers, StepExecutor
 from antiphon_engine.step_news import StepLogprobs, collect_news
+from antiphon_engine.step_parts import PartWatch, StepPart, ignore_part
 
 _log = structlog.get_logger(__name__)
 
@@ -102,10 +103,11 @@ class EngineLoop:
     def __init__(
         self,
         parts: EngineParts,
-        link: FrontEndLink,
+        link: MessageLink,
         settings: LoopSettings,
         *,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        watch: PartWatch = ignore_part,
     ) -> None:
         self._core = parts.core
         self._executor = parts.executor
@@ -117,6 +119,7 @@ class EngineLoop:
         self._link = link
         self._settings = settings
         self._clock_ns = clock_ns
+        self._watch = watch
         self._flights: deque[_Flight] = deque()
         self._set_index = 0
         self._busy = False
@@ -159,6 +162,7 @@ class EngineLoop:
             FrontEndGoneError: there is nobody left to work for.
             Exception: a step failed.
         """
+        self._watch(StepPart.RECEIVE)
         self._receive()
         self._step()
 
@@ -244,6 +248,7 @@ class EngineLoop:
 
     def _launch(self) -> bool:
         """Plans a step and has it computed; returns whether there was one."""
+        self._watch(StepPart.PLAN)
         start_ns = self._clock_ns()
         set_index = self._set_index
         step_id = self._core.plan(set_index, start_ns)
@@ -251,7 +256,9 @@ class EngineLoop:
             return False
         plan = self._executor.buffers(set_index)
         planned_ns = self._clock_ns()
+        self._watch(StepPart.PREPARE)
         self._assign_slots(plan)
+        self._watch(StepPart.LAUNCH)
         sampled, late_rows = self._compute(set_index, plan)
         logprobs = StepLogprobs(rows=sampled.logprobs, prompts=self._score(set_index, plan))
         self._executor.store_tokens(set_index, sampled.tokens)
@@ -281,6 +288,7 @@ class EngineLoop:
             # What may come next depends on tokens that are not there yet.
             while self._flights:
                 self._retire(self._flights.popleft())
+            self._watch(StepPart.LAUNCH)
             self._guidance.begin(plan)
         guided = self._guidance.finish()
         for failure in guided.failed:
@@ -296,15 +304,18 @@ class EngineLoop:
 
     def _retire(self, flight: "_Flight") -> None:
         """Waits for a step, commits it and tells what it brought."""
+        self._watch(StepPart.WAIT)
         self._executor.wait(flight.set_index)
         if self._settings.delay_commit_s:
             time.sleep(self._settings.delay_commit_s)
+        self._watch(StepPart.COMMIT)
         executed_ns = self._clock_ns()
         plan = self._executor.buffers(flight.set_index)
         plan["num_tokens"][flight.late_rows] = 0
         self._core.commit(flight.step_id, executed_ns)
         committed_ns = self._clock_ns()
         self._guidance.note_tokens(plan, flight.late_rows)
+        self._watch(StepPart.PUBLISH)
         # Not before all work on it but the telling: the front end goes by how late it reads it.
         end_ns = self._clock_ns()
         news = collect_news(

@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "validate-constraint": "whether answers can be held to a schema, an expression or a grammar",
     "trace": "where the time of a turn went",
     "top": "what an engine does, live",
+    "bench": "measure an engine without a server",
     "backup": "copy the session store, while its server runs",
     "token": "draw a token, and print the lines that let it in",
 }

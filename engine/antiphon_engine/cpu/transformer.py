@@ -3,6 +3,7 @@
 Shape suffixes: T tokens, S some of them, H hidden size, V vocabulary.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,9 +29,10 @@ from antiphon_engine.kv_tensors import KvTensors
 from antiphon_engine.model.batch import StepBatch
 from antiphon_engine.model.config import ModelConfig
 from antiphon_engine.model.partition import Partition
+from antiphon_engine.model.random_weights import fill_randomly
 from antiphon_engine.model.rope import rope_frequencies
 from antiphon_engine.model.transformer_weights import EMBEDDING, HEAD
-from antiphon_engine.model.weights import TiedHead, load_weights
+from antiphon_engine.model.weights import TiedHead, WeightTarget, load_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,24 +74,16 @@ class CpuTransformer:
 
     def load(self, checkpoint: Path, *, on_progress: OnProgress) -> None:
         """Reads and packs the weights. Raises StartupError where they aren't the model's."""
-        config, settings = self._config, self._settings
-        packer = Packer(settings.num_threads)
-        try:
-            weights = CpuWeights(config, settings.products, isa=settings.isa, packer=packer)
-            load_weights(
-                find_shards(checkpoint),
-                weights.targets,
-                tied=TiedHead(head=HEAD, embedding=EMBEDDING) if config.tied_embeddings else None,
-                on_progress=on_progress,
+        tied = TiedHead(head=HEAD, embedding=EMBEDDING) if self._config.tied_embeddings else None
+        self._fill(
+            lambda targets: load_weights(
+                find_shards(checkpoint), targets, tied=tied, on_progress=on_progress
             )
-        finally:
-            packer.close()
-        inverse_F, scale = rope_frequencies(config.rope, config.head_dim)
-        frequencies = Frequencies(inverse=inverse_F.numpy(), scale=scale)
-        self._layers = make_layers(
-            config, weights, frequencies, self._program_settings(settings.max_step_tokens)
         )
-        self._logits = make_logits(config, weights, self._program_settings(settings.max_logits))
+
+    def load_random(self, seed: int, *, on_progress: OnProgress) -> None:
+        """See LanguageModel."""
+        self._fill(lambda targets: fill_randomly(targets, seed=seed, on_progress=on_progress))
 
     def hidden_states(self, batch: StepBatch) -> Tensor:
         """See LanguageModel: float32 [T, H]."""
@@ -116,6 +110,21 @@ class CpuTransformer:
             torch.from_numpy(self._logits.hidden)[:num_tokens] = hidden_SH
             self._logits.program.run(num_tokens)
         return logits_SV
+
+    def _fill(self, fill: Callable[[dict[str, WeightTarget]], None]) -> None:
+        config, settings = self._config, self._settings
+        packer = Packer(settings.num_threads)
+        try:
+            weights = CpuWeights(config, settings.products, isa=settings.isa, packer=packer)
+            fill(weights.targets)
+        finally:
+            packer.close()
+        inverse_F, scale = rope_frequencies(config.rope, config.head_dim)
+        frequencies = Frequencies(inverse=inverse_F.numpy(), scale=scale)
+        self._layers = make_layers(
+            config, weights, frequencies, self._program_settings(settings.max_step_tokens)
+        )
+        self._logits = make_logits(config, weights, self._program_settings(settings.max_logits))
 
     def _program_settings(self, max_tokens: int) -> ProgramSettings:
         return ProgramSettings(

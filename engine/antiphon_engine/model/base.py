@@ -20,6 +20,9 @@ class LanguageModel(Protocol):
     def load(self, checkpoint: Path, *, on_progress: OnProgress) -> None:
         """Reads the weights. Raises StartupError where they aren't exactly the model's."""
 
+    def load_random(self, seed: int, *, on_progress: OnProgress) -> None:
+        """Takes weights from a seed instead; see `random_weights`."""
+
     def hidden_states(self, batch: StepBatch) -> Tensor:
         """Returns what the layers make of a step's tokens: [T, H]. Fills their KV cache."""
 

@@ -18,6 +18,7 @@ from antiphon_engine.model.config import ModelConfig
 from antiphon_engine.model.layers import DecoderLayer, RmsNorm
 from antiphon_engine.model.linear import Linear
 from antiphon_engine.model.partition import Partition
+from antiphon_engine.model.random_weights import fill_randomly
 from antiphon_engine.model.rope import Rope
 from antiphon_engine.model.transformer_weights import EMBEDDING, HEAD, weight_targets
 from antiphon_engine.model.weights import TiedHead, load_weights
@@ -57,6 +58,11 @@ class Transformer(nn.Module):
             tied=TiedHead(head=HEAD, embedding=EMBEDDING) if self._config.tied_embeddings else None,
             on_progress=on_progress,
         )
+
+    def load_random(self, seed: int, *, on_progress: OnProgress) -> None:
+        """See LanguageModel."""
+        targets = weight_targets(self, self._config, self._part)
+        fill_randomly(targets, seed=seed, on_progress=on_progress)
 
     def hidden_states(self, batch: StepBatch) -> Tensor:
         """See LanguageModel: [T, H], before the last norm."""

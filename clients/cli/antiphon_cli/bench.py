@@ -1,0 +1,142 @@
+"""`antiphon bench`: measures an engine without a server."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from antiphon_cli.outcome import WRONG_USE, complain
+
+if TYPE_CHECKING:
+    from antiphon_engine.api.offline_bench import OfflineBench
+
+DESCRIPTION = """\
+Measures an engine in a process of its own, without a server: generation at given batch sizes,
+prompts alone, a mix of 512 requests, and 64 conversations of 6 turns. All requests are greedy, and
+end by their length. Prints tables, and one JSON object as the last line."""
+EXAMPLES = """\
+examples:
+  antiphon bench offline --model ./checkpoint --device cuda
+  antiphon bench offline --model ./shapes/llama-3.1-8b/config.json --dummy-weights --device cuda
+  antiphon bench offline --model ./checkpoint --workloads decode --batch-sizes 1,8 --divide 16
+"""
+
+_WORKLOADS: Final = ("decode", "prefill", "mix", "sessions")
+_CUDA_DEFAULTS: Final = ("engine.max_rows=512", "engine.max_step_tokens=8192")
+"""What a server on such a device would be set to; --set goes before it."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags."""
+    parser.add_argument("what", choices=["offline"], help="offline: the engine alone")
+    parser.add_argument(
+        "--model",
+        required=True,
+        type=Path,
+        metavar="MODEL",
+        help="a checkpoint directory; with --dummy-weights a config.json is enough",
+    )
+    parser.add_argument(
+        "--dummy-weights",
+        action="store_true",
+        help="random weights in place of the checkpoint's: nothing but its shape is read",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the random weights (default 0)")
+    parser.add_argument("--device", metavar="DEVICE", default="cpu", help="cpu (default) or cuda")
+    parser.add_argument("--dtype", metavar="DTYPE", help="auto, bfloat16 or float32")
+    parser.add_argument(
+        "--workloads",
+        type=_names,
+        default=_WORKLOADS,
+        metavar="NAMES",
+        help=f"of {','.join(_WORKLOADS)} (default all)",
+    )
+    parser.add_argument(
+        "--batch-sizes",
+        type=_sizes,
+        default=(1, 8, 32, 128, 256),
+        metavar="SIZES",
+        help="of the decode workload (default 1,8,32,128,256)",
+    )
+    parser.add_argument(
+        "--divide",
+        type=int,
+        default=1,
+        metavar="N",
+        help="divide lengths and counts by N, for a quick look",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="engine.KEY=VALUE",
+        help="a setting of the engine; may be given again",
+    )
+
+
+def run(
+    arguments: argparse.Namespace, *, run_bench: Callable[["OfflineBench"], int] | None = None
+) -> int:
+    """Measures, and returns the exit status.
+
+    Args:
+        arguments: The flags.
+        run_bench: Takes what is to be measured; None: measures it.
+    """
+    from antiphon_engine.api.errors import StartupError
+    from antiphon_engine.api.offline_bench import OfflineBench, bench_command, run_offline_bench
+    from antiphon_server import settings
+
+    if arguments.divide < 1:
+        complain(f"--divide is {arguments.divide}, but must be at least 1")
+        return WRONG_USE
+    try:
+        # Nothing of the environment: figures are told with the settings that made them.
+        config = settings.load_config(_sets(arguments), None, {}).engine
+    except StartupError as error:
+        complain(str(error))
+        return WRONG_USE
+    largest = max(arguments.batch_sizes)
+    if "decode" in arguments.workloads and largest > config.max_rows:
+        complain(
+            f"--batch-sizes has {largest}, but engine.max_rows is {config.max_rows}; "
+            f"add --set engine.max_rows={largest}"
+        )
+        return WRONG_USE
+    bench = OfflineBench(
+        model=str(arguments.model),
+        random_seed=arguments.seed if arguments.dummy_weights else None,
+        config=config,
+        workloads=tuple(arguments.workloads),
+        batch_sizes=tuple(arguments.batch_sizes),
+        divisor=arguments.divide,
+    )
+    return (run_bench or (lambda bench: run_offline_bench(bench, bench_command())))(bench)
+
+
+def _sets(arguments: argparse.Namespace) -> list[str]:
+    sets = list(_CUDA_DEFAULTS) if arguments.device == "cuda" else []
+    sets.append(f"engine.device={arguments.device}")
+    if arguments.dtype is not None:
+        sets.append(f"engine.dtype={arguments.dtype}")
+    return sets + list(arguments.set)
+
+
+def _names(text: str) -> Sequence[str]:
+    names = text.split(",")
+    unknown = [name for name in names if name not in _WORKLOADS]
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"there is no workload {unknown[0]!r}; there are {', '.join(_WORKLOADS)}"
+        )
+    return names
+
+
+def _sizes(text: str) -> Sequence[int]:
+    try:
+        sizes = [int(size) for size in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 1,8,32") from None
+    if min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"{min(sizes)} is no batch size: at least 1")
+    return sizes

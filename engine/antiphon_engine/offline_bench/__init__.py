@@ -1,0 +1,1 @@
+"""Measures an engine in its own process, without a front end: `antiphon bench offline`."""
