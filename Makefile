@@ -16,6 +16,7 @@ KILLS ?= 2000
 CLIENTS ?= 6
 SERVERS ?= 1
 RUNS ?= 100000
+PEERS ?= build/peers
 COUNT ?= 10000
 # Bytecode of the thousands of files that nothing imports would take longer than the downloads.
 # Many tests wait for what other processes do, so one more than there are cores.
@@ -129,11 +130,11 @@ bench-guided: setup    ## Measures constraints on the default model: what they c
 bench-sessions: setup    ## Measures sessions: delivery at 256 and 512 streams, memory, the cost of a 500th turn; no model needed
 	$(BIN)/python tests/bench/sessions.py $(ARGS)
 
-bench-peers: setup    ## Installs what bench-cpu compares with into build/peers (9 GB); ARGS="--peers llama.cpp,openvino,vllm --jobs 1"
-	$(BIN)/python tests/bench/cpu_peers/install.py $(ARGS)
+bench-peers: setup    ## Installs what bench-cpu compares with into PEERS (build/peers; 9 GB); ARGS="--peers llama.cpp,openvino,vllm --jobs 1"
+	$(BIN)/python tests/bench/cpu_peers/install.py --directory $(PEERS) $(ARGS)
 
-bench-cpu: setup    ## Measures the CPU engine beside the peers that are installed; ARGS="--quick", "--engines …", "--parts quality,path"
-	$(BIN)/python tests/bench/cpu.py $(ARGS)
+bench-cpu: setup    ## Measures the CPU engine beside the peers that are in PEERS (build/peers); ARGS="--quick", "--engines …", "--parts quality,path"
+	$(BIN)/python tests/bench/cpu.py --peers $(PEERS) $(ARGS)
 
 bench-collectors: setup    ## Measures servers beside collectors in trouble, their ends, and 10,000 callers with names of their own; no model needed
 	$(BIN)/python tests/bench/collectors.py $(COLLECTORS_ARGS)

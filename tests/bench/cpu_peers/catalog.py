@@ -116,7 +116,7 @@ def _llama_cpp(name: str, weights: str, machine: Machine) -> Opened:
     return _server(name, machine, command, LlamaCalls(), {})
 
 
-def _vllm(name: str, weights: str, machine: Machine) -> Opened:
+def _vllm(name: str, weights: str, machine: Machine, *words: str) -> Opened:
     venv = machine.places.vllm / "venv"
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[: machine.num_threads]))
     environment = {
@@ -137,9 +137,17 @@ def _vllm(name: str, weights: str, machine: Machine) -> Opened:
             *("--dtype", "bfloat16", "--max-model-len", "2048", "--host", "127.0.0.1"),
             *("--max-num-seqs", str(MAX_STREAMS), "--enable-prefix-caching"),
             *("--port", str(port)),
+            *words,
         ]
 
     return _server(name, machine, command, OpenAiCalls(), environment)
+
+
+def _vllm_engine(name: str, *words: str) -> Engine:
+    def opens(machine: Machine) -> Opened:
+        return _vllm(name, "bf16", machine, *words)
+
+    return Engine(name, SERVER, "bf16", "vllm", opens, lambda places: places.bfloat16)
 
 
 def _own(weights: str, kind: str) -> Engine:
@@ -181,14 +189,9 @@ _ALL = (
     *(_own(weights, IN_PROCESS) for weights in QUANTIZATIONS),
     *(_llama(weights) for weights in ("q4_k_m", "q8_0", "bf16")),
     *(_vino(weights) for weights in ("int8", "f16")),
-    Engine(
-        "vllm-bf16",
-        SERVER,
-        "bf16",
-        "vllm",
-        partial(_vllm, "vllm-bf16", "bf16"),
-        lambda places: places.bfloat16,
-    ),
+    # Compiled, it starts in twice the time, minutes where nothing is in its cache: by name only.
+    _vllm_engine("vllm-bf16", "--enforce-eager"),
+    _vllm_engine("vllm-bf16-compiled"),
 )
 ENGINES = {engine.name: engine for engine in _ALL}
 DEFAULT = (

