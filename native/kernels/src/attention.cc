@@ -45,7 +45,7 @@ class AttentionWork {
         group_(layer.num_heads / layer.num_kv_heads),
         dim_(padded_dim(layer)) {
     const std::int64_t num_queries = round_up(std::int64_t{units_.unit_tokens()} * group_, 16);
-    const std::int64_t floats = (num_queries + 16) * dim_ + 2 * kStripQueries * kKeyBlock +
+    const std::int64_t floats = (num_queries + 17) * dim_ + 2 * kStripQueries * kKeyBlock +
                                 2 * dim_ * kKeyBlock + 2 * part_floats(num_queries, dim_);
     scratch_ =
         reinterpret_cast<float*>(worker.scratch(static_cast<std::size_t>(floats) * sizeof(float)));
@@ -137,6 +137,8 @@ class AttentionWork {
     tile_.values = take(kKeyBlock * dim_);
     tile_.scores = take(kStripQueries * kKeyBlock);
     tile_.weights = take(kStripQueries * kKeyBlock);
+    tile_.zeros = take(dim_);
+    std::fill_n(tile_.zeros, dim_, 0.0F);
     tile_.part = part_at(take(part_floats(tile_.num_queries, dim_)), tile_.num_queries);
     total_ = part_at(take(part_floats(tile_.num_queries, dim_)), tile_.num_queries);
     const std::int64_t token = step_.cu_q[unit.row] + std::int64_t{unit.first_token};

@@ -71,6 +71,7 @@ struct AttentionTile {
   void* values;   // [kKeyBlock, padded_dim]
   void* weights;  // [kStripQueries, kKeyBlock], of a strip of queries
   float* scores;  // [kStripQueries, kKeyBlock]
+  float* zeros;   // [padded_dim]: what stands for values that are no numbers
   PartialResult part;
 };
 

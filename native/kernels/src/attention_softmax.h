@@ -67,15 +67,26 @@ void weigh_row(const AttentionTile& tile, int query, int row, int first, int las
   Weights::store(tile, row, x);
 }
 
+// The keys of a block that a query sees: from `first` to `last` - 1.
+struct SeenKeys {
+  int first;
+  int last;
+};
+
+template <class Products>
+SeenKeys seen_keys(const AttentionTile& tile, int query, std::int64_t start) {
+  const std::int64_t end = tile.first_position + query / tile.group + 1 - start;
+  const std::int64_t begin = end - tile.window;
+  return {static_cast<int>(begin < 0 ? 0 : (begin < kKeyBlock ? begin : kKeyBlock)),
+          static_cast<int>(end < kKeyBlock ? end : kKeyBlock)};
+}
+
 // Turns a strip's scores of the block that begins at position `start` into weights.
 template <class Vector, class Weights>
 void weigh(const AttentionTile& tile, int first_query, int num_queries, std::int64_t start) {
   for (int row = 0; row < num_queries; ++row) {
     const int query = first_query + row;
-    const std::int64_t end = tile.first_position + query / tile.group + 1 - start;
-    const std::int64_t begin = end - tile.window;
-    const int last = static_cast<int>(end < kKeyBlock ? end : kKeyBlock);
-    const int first = static_cast<int>(begin < 0 ? 0 : (begin < kKeyBlock ? begin : kKeyBlock));
+    const auto [first, last] = seen_keys<Weights>(tile, query, start);
     if (first < last) {
       weigh_row<Vector, Weights>(tile, query, row, first, last);
     } else {
@@ -105,12 +116,74 @@ void prefetch_quarter(const AttentionTile& tile, const KeyBlock& block, int quar
   }
 }
 
+// The keys of a block, a bit each, among whose values are some that are no finite numbers: those
+// weigh nothing with queries that don't see them, and nothing times them is no number.
+//
+// Where every query sees all keys, it doesn't matter, and none is looked for.
+template <class Products>
+std::uint64_t unfinite_keys(const AttentionTile& tile, const KeyBlock& block) {
+  const SeenKeys of_first = seen_keys<Products>(tile, 0, block.start);
+  const SeenKeys of_last = seen_keys<Products>(tile, tile.num_queries - 1, block.start);
+  const CacheRows& rows = block.values;
+  if (of_first.last >= rows.count && of_last.first == 0) {
+    return 0;
+  }
+  // Exponents of all ones, in whole numbers, which compilers make vectors of.
+  std::uint64_t found = 0;
+  for (int key = 0; key < rows.count; ++key) {
+    std::uint32_t any = 0;
+    if (rows.type == Type::kF32) {
+      const auto* values = static_cast<const std::uint32_t*>(rows.rows[key]);
+      for (int i = 0; i < tile.head_dim; ++i) {
+        any |= static_cast<std::uint32_t>((values[i] & 0x7F800000U) == 0x7F800000U);
+      }
+    } else {
+      const auto* values = static_cast<const std::uint16_t*>(rows.rows[key]);
+      for (int i = 0; i < tile.head_dim; ++i) {
+        any |= static_cast<std::uint32_t>((values[i] & 0x7F80U) == 0x7F80U);
+      }
+    }
+    found |= std::uint64_t{any} << static_cast<unsigned>(key);
+  }
+  return found;
+}
+
+template <class Products>
+CacheRows without_keys(const AttentionTile& tile, const CacheRows& rows, std::uint64_t keys) {
+  CacheRows others = rows;
+  for (int key = 0; key < kKeyBlock; ++key) {
+    if ((keys >> static_cast<unsigned>(key < rows.count ? key : rows.count - 1) & 1U) != 0) {
+      others.rows[key] = tile.zeros;
+    }
+  }
+  return others;
+}
+
+// Makes the results of a strip's queries no numbers where they see one of these keys.
+template <class Products>
+void spoil(const AttentionTile& tile, int first_query, int num_queries, std::int64_t start,
+           std::uint64_t keys) {
+  for (int query = first_query; query < first_query + num_queries; ++query) {
+    const auto [first, last] = seen_keys<Products>(tile, query, start);
+    for (int key = first; key < last; ++key) {
+      if ((keys >> static_cast<unsigned>(key) & 1U) != 0) {
+        tile.part.sums[std::int64_t{query} * kSumLanes] = __builtin_nanf("");
+      }
+    }
+  }
+}
+
 // A block's part in attention, strip by strip of queries. `Products` packs and multiplies.
 template <class Products>
 void attend(const AttentionTile& tile, const KeyBlock& block) {
+  const std::uint64_t unfinite = unfinite_keys<Products>(tile, block);
   Products::pack_keys(tile, block.keys);
   prefetch_quarter<Products>(tile, block, 0);
-  Products::pack_values(tile, block.values);
+  if (unfinite == 0) {
+    Products::pack_values(tile, block.values);
+  } else {
+    Products::pack_values(tile, without_keys<Products>(tile, block.values, unfinite));
+  }
   prefetch_quarter<Products>(tile, block, 1);
   for (int first = 0; first < tile.num_queries; first += kStripQueries) {
     const int left = tile.num_queries - first;
@@ -120,6 +193,9 @@ void attend(const AttentionTile& tile, const KeyBlock& block) {
       prefetch_quarter<Products>(tile, block, 2);
     }
     Products::weigh(tile, first, count, block.start);
+    if (unfinite != 0) {
+      spoil<Products>(tile, first, count, block.start, unfinite);
+    }
     if (first == 0) {
       prefetch_quarter<Products>(tile, block, 3);
     }

@@ -220,6 +220,43 @@ TEST_P(Attention, WhatIsNoNumberStaysNone) {
   }
 }
 
+TEST_P(Attention, ValuesThatAreNoNumbersReachOnlyWhoSeesThem) {
+  for (const Type type : {Type::kF32, Type::kBf16}) {
+    for (const float value :
+         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+      for (const int window : {0, 20}) {
+        constexpr int kBroken = 70;
+        const SequenceShape shape{.num_kv_heads = 1,
+                                  .group = 3,
+                                  .head_dim = 40,
+                                  .window = window,
+                                  .kv_type = type,
+                                  .q_type = type};
+        const AttentionSequence whole(shape, 120, 1);
+        AttentionSequence broken(shape, 120, 1);
+        const_cast<Elements&>(broken.values()).set(kBroken * 40 + 7, value);
+        ThreadTeam team(1);
+        AttentionWorkspace workspace(1);
+        const Elements expected =
+            AttentionRun(shape, {{&whole, {0, 120}}}, 1).run(team, workspace, GetParam());
+
+        const Elements out =
+            AttentionRun(shape, {{&broken, {0, 120}}}, 1).run(team, workspace, GetParam());
+
+        for (int token = 0; token < 120; ++token) {
+          const bool sees = token >= kBroken && (window == 0 || token < kBroken + window);
+          const std::int64_t place = token * broken.q_size() + 7;
+          if (sees) {
+            EXPECT_FALSE(std::isfinite(out.at(place))) << token;
+          } else {
+            EXPECT_EQ(out.at(place), expected.at(place)) << token;
+          }
+        }
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Isas, Attention,
                          testing::Values(Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16,
                                          Isa::kAmx),
