@@ -1,5 +1,6 @@
 """Entry point of the engine process, which the front end starts."""
 
+import os
 import sys
 
 from antiphon_engine.api.linked_process import link_of_this_process, read_start
@@ -17,9 +18,14 @@ def main() -> int:
     from antiphon_engine.logs import configure_logging
 
     start = read_start(sys.stdin.buffer, EngineStart)
-    configure_logging(sys.stderr, level=start.logging.level, as_json=start.logging.as_json)
+    logging = start.surroundings.logging
+    configure_logging(sys.stderr, level=logging.level, as_json=logging.as_json)
     return run_engine(start, link, load)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stderr.flush()
+    # Threads may be at work in native code, loading libraries for instance, which must not see the
+    # interpreter taken down around them.
+    os._exit(status)

@@ -27,6 +27,19 @@ def mask_logits(
     Bit i % 32 of word i // 32 is token i's. Releases the interpreter's lock.
     """
 
+def draw_nucleus(
+    weights: NDArray[np.float32], *, shares: NDArray[np.float64], uniforms: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Returns a column for each row of weights [R, V], from 0 to 1 and one of them 1.
+
+    It is what a uniform number in [0, 1) picks from the smallest set of the row's heaviest weights
+    that reach its share of the row's sum, the first of equals first. Releases the interpreter's
+    lock.
+    """
+
+def checksum(values: NDArray[np.uint8]) -> int:
+    """Returns 64 bits that are others for other bytes, but by chance. Releases the lock."""
+
 def gguf_format(gguf_type: str) -> str:
     """Returns the format that keeps blocks of Q4_0, Q5_0, Q8_0, Q4_K, Q5_K or Q6_K."""
 
@@ -55,6 +68,14 @@ class PackedMatrix:
 
     def unpack(self, first_row: int, num_rows: int) -> NDArray[np.float32]:
         """Returns rows [num_rows, num_in] as products see them."""
+
+    @property
+    def arrays(self) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """All that the matrix is made of beside its shape, in its own memory.
+
+        What is written there makes the matrix that it was read from, where shape, format,
+        instruction set and library are the same.
+        """
 
     @property
     def num_out(self) -> int: ...

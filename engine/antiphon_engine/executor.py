@@ -54,10 +54,21 @@ class _Launch:
     """What the model made of the step's tokens; until the launch ends."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightOrigin:
+    """Where weights come from, beside the checkpoint."""
+
+    random_seed: int | None = None
+    """Makes them, so that only the checkpoint's configuration is read; None: the checkpoint has."""
+    cache_dir: Path | None = None
+    """Where they may be kept as they are computed with, for later starts; None: nowhere."""
+
+
+_CHECKPOINT = WeightOrigin()
+
+
 class Executor:
     """One model with its cache. All calls come from the engine's one thread.
-
-    With a `random_seed` weights come from that: only the checkpoint's configuration is read.
 
     Raises:
         StartupError: the checkpoint can't be served with this configuration. Everything that can be
@@ -70,7 +81,7 @@ class Executor:
         checkpoint: Path,
         *,
         registry: ModelRegistry | None = None,
-        random_seed: int | None = None,
+        weights: WeightOrigin = _CHECKPOINT,
         on_progress: OnProgress = lambda stage, done, total: None,
     ) -> None:
         self.device = Device.open(config.device)
@@ -79,7 +90,9 @@ class Executor:
             supported=(registry or default_registry()).architectures,
         )
         part = Partition()
-        planner = ModelPlanner(config, device=self.device, part=part, registry=registry)
+        planner = ModelPlanner(
+            config, device=self.device, part=part, registry=registry, cache_dir=weights.cache_dir
+        )
         plan = planner.plan(self.model_config, checkpoint)
         torch.set_num_threads(plan.num_torch_threads)
         self.quantization = plan.quantization
@@ -89,10 +102,10 @@ class Executor:
         with torch.inference_mode():
             with self.device.torch_device:
                 self._model = plan.build()
-            if random_seed is None:
+            if weights.random_seed is None:
                 self._model.load(checkpoint, on_progress=on_progress)
             else:
-                self._model.load_random(random_seed, on_progress=on_progress)
+                self._model.load_random(weights.random_seed, on_progress=on_progress)
             layout = _layout(self.model_config, self.memory, part, plan.dtype)
             self._kv = KvTensors(layout, self.device.torch_device)
             host = HostKv(layout, pinned=self.device.is_cuda) if layout.num_host_blocks else None

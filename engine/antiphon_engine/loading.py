@@ -5,12 +5,19 @@ from pathlib import Path
 from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.process import EngineStart
 from antiphon_engine.engine_process import LoadedModel, ModelFacts, OnProgress
-from antiphon_engine.executor import Executor
+from antiphon_engine.executor import Executor, WeightOrigin
 
 
 def load(start: EngineStart, on_progress: OnProgress) -> LoadedModel:
     """Loads the checkpoint that `start` names. Raises StartupError."""
-    return describe(Executor(start.config, Path(start.checkpoint), on_progress=on_progress))
+    cache_dir = start.surroundings.cache_dir
+    executor = Executor(
+        start.config,
+        Path(start.checkpoint),
+        weights=WeightOrigin(cache_dir=Path(cache_dir) if cache_dir else None),
+        on_progress=on_progress,
+    )
+    return describe(executor)
 
 
 def load_offline(config: EngineConfig, checkpoint: Path, *, random_seed: int | None) -> LoadedModel:
@@ -18,7 +25,7 @@ def load_offline(config: EngineConfig, checkpoint: Path, *, random_seed: int | N
 
     Raises StartupError.
     """
-    return describe(Executor(config, checkpoint, random_seed=random_seed))
+    return describe(Executor(config, checkpoint, weights=WeightOrigin(random_seed=random_seed)))
 
 
 def describe(executor: Executor) -> LoadedModel:

@@ -51,6 +51,7 @@ class ModelPlanner:
         device: Where the model computes.
         part: What of it is this process's.
         registry: Models that take the place of the engine's own; None: none does.
+        cache_dir: Where packed weights may be kept; None: nowhere.
     """
 
     def __init__(
@@ -60,11 +61,13 @@ class ModelPlanner:
         device: Device,
         part: Partition,
         registry: ModelRegistry | None,
+        cache_dir: Path | None = None,
     ) -> None:
         self._config = config
         self._device = device
         self._part = part
         self._registry = registry
+        self._cache_dir = cache_dir
         self._num_threads = config.num_threads or num_physical_cores()
 
     def plan(self, model: ModelConfig, checkpoint: Path) -> ModelPlan:
@@ -96,13 +99,20 @@ class ModelPlanner:
         self, model: ModelConfig, asked: Quantization, kinds: Mapping[str, str]
     ) -> ModelPlan:
         # PyTorch's operators do without the kernels.
+        from antiphon_engine.cpu.packed_cache import PackedCache
         from antiphon_engine.cpu.products import plan_products
         from antiphon_engine.cpu.transformer import CpuSettings, CpuTransformer
 
         config, name = self._config, _dtype_name(self._config, model)
         products = plan_products(model, dtype=name, quantization=asked, kinds=kinds)
         num_scored = min(slice_tokens(model.vocabulary_size), config.max_step_tokens)
+        cache = None
+        if self._cache_dir is not None and config.packed_cache_bytes:
+            cache = PackedCache(
+                directory=self._cache_dir / "packed", max_bytes=config.packed_cache_bytes
+            )
         settings = CpuSettings(
+            packed_cache=cache,
             products=products,
             isa=_isa(config, name),
             num_threads=self._num_threads,

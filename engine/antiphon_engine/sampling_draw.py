@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from antiphon_engine import _kernels
 from antiphon_engine.likeliest import bound_of_largest
 
 FLOOR = -1e30
@@ -56,19 +57,19 @@ def draw(logits: torch.Tensor, params: DrawParams) -> NDArray[np.int64]:
     its share of what the two left. The likeliest token always stays.
     """
     scaled_rv = _scale(logits, torch.from_numpy(params.temperature))
-    filtered = (params.top_k > 0) | (params.top_p < 1.0) | (params.min_p > 0.0)
-    if not filtered.any():
-        return _draw_from_all(scaled_rv, params.uniform)
-    if filtered.all():
-        return _draw_from_candidates(scaled_rv, params)
-    tokens = np.empty(filtered.shape[0], np.int64)
-    plain_rows, filtered_rows = np.nonzero(~filtered)[0], np.nonzero(filtered)[0]
-    tokens[plain_rows] = _draw_from_all(
-        scaled_rv[torch.from_numpy(plain_rows)], params.uniform[plain_rows]
-    )
-    tokens[filtered_rows] = _draw_from_candidates(
-        scaled_rv[torch.from_numpy(filtered_rows)], params.take(filtered_rows)
-    )
+    selected = (params.top_k > 0) | (params.min_p > 0.0)
+    nucleus = ~selected & (params.top_p < 1.0)
+    tokens = np.empty(selected.shape[0], np.int64)
+    for draw_some, wanted in (
+        (_draw_from_all, ~selected & ~nucleus),
+        (_draw_from_nucleus, nucleus),
+        (_draw_from_candidates, selected),
+    ):
+        if wanted.all():
+            return draw_some(scaled_rv, params)
+        rows = np.nonzero(wanted)[0]
+        if rows.size:
+            tokens[rows] = draw_some(scaled_rv[torch.from_numpy(rows)], params.take(rows))
     return tokens
 
 
@@ -81,7 +82,7 @@ def _scale(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     return logits.sub_(largest_r1).div_(temperature[:, None])
 
 
-def _draw_from_all(scaled_rv: torch.Tensor, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
+def _draw_from_all(scaled_rv: torch.Tensor, params: DrawParams) -> NDArray[np.int64]:
     """Draws by the inverse of the cumulative distribution over all tokens, in order of their ids.
 
     The sums of chunks of tokens are searched first and then the tokens of one chunk, which spares
@@ -89,12 +90,18 @@ def _draw_from_all(scaled_rv: torch.Tensor, uniform: NDArray[np.float64]) -> NDA
     """
     weights_rkc = _chunked_weights(scaled_rv)
     cumulated_rk = _cumulated_chunks(weights_rkc)
-    target = uniform * cumulated_rk[:, -1]
+    target = params.uniform * cumulated_rk[:, -1]
     chunk = _first_above(cumulated_rk, target)
     rows = np.arange(chunk.shape[0])
     before = np.where(chunk > 0, cumulated_rk[rows, chunk - 1], 0.0)
     inside_rc = np.cumsum(weights_rkc[rows, chunk], axis=1, dtype=np.float64)
     return chunk * _CHUNK_TOKENS + _first_above(inside_rc, target - before)
+
+
+def _draw_from_nucleus(scaled_rv: torch.Tensor, params: DrawParams) -> NDArray[np.int64]:
+    """Draws from what top-p alone leaves, which may be nearly all."""
+    weights_rv = np.exp(scaled_rv.numpy())
+    return _kernels.draw_nucleus(weights_rv, shares=params.top_p, uniforms=params.uniform)
 
 
 def _chunked_weights(scaled_rv: torch.Tensor) -> NDArray[np.float32]:
@@ -117,7 +124,7 @@ def _cumulated_chunks(weights_rkc: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def _draw_from_candidates(scaled_rv: torch.Tensor, params: DrawParams) -> NDArray[np.int64]:
-    """Draws from what the filters leave."""
+    """Draws from what the filters leave, top-k or min-p one of them."""
     lowest = _candidate_bound(scaled_rv, params)
     rows_n, ids_n = torch.nonzero(scaled_rv >= lowest[:, None], as_tuple=True)
     scaled_rc, ids_rc = _sorted_candidates(
@@ -127,7 +134,7 @@ def _draw_from_candidates(scaled_rv: torch.Tensor, params: DrawParams) -> NDArra
     ranks_c = np.arange(weights_rc.shape[1])
     top_k = np.where(params.top_k > 0, params.top_k, weights_rc.shape[1])
     weights_rc[ranks_c >= top_k[:, None]] = 0.0
-    _keep_top_p(weights_rc, scaled_rv, params)
+    _keep_top_p(weights_rc, params)
     cumulated_rc = np.cumsum(weights_rc, axis=1)
     choice = _first_above(cumulated_rc, params.uniform * cumulated_rc[:, -1])
     return ids_rc[np.arange(ids_rc.shape[0]), choice]
@@ -135,14 +142,8 @@ def _draw_from_candidates(scaled_rv: torch.Tensor, params: DrawParams) -> NDArra
 
 def _candidate_bound(scaled_rv: torch.Tensor, params: DrawParams) -> torch.Tensor:
     """Returns [R]: below it no token survives the filters. At 0 at most, so the likeliest does."""
-    vocabulary_size = scaled_rv.shape[1]
     with np.errstate(divide="ignore"):
         bound = np.log(params.min_p)
-        # Tokens under this share of the sum, all together, weigh less than top-p may drop; and
-        # the sum is at least the likeliest token's weight, 1.
-        top_p_bound = np.log((1.0 - params.top_p) / vocabulary_size)
-    alone = (params.top_k == 0) & (params.min_p == 0.0)
-    bound = np.where(alone, top_p_bound, bound)
     lowest = torch.from_numpy(np.minimum(bound, 0.0).astype(np.float32))
     limited = np.nonzero(params.top_k > 0)[0]
     if limited.size:
@@ -173,20 +174,13 @@ def _sorted_candidates(
     return np.take_along_axis(scaled_rc, order, 1), np.take_along_axis(ids_rc, order, 1)
 
 
-def _keep_top_p(
-    weights_rc: NDArray[np.float64], scaled_rv: torch.Tensor, params: DrawParams
-) -> None:
+def _keep_top_p(weights_rc: NDArray[np.float64], params: DrawParams) -> None:
     """Zeroes in place what top-p drops of sorted weights."""
     limited = params.top_p < 1.0
     if not limited.any():
         return
     cumulated_rc = np.cumsum(weights_rc, axis=1)
-    total = cumulated_rc[:, -1].copy()
-    alone = np.nonzero(limited & (params.top_k == 0) & (params.min_p == 0.0))[0]
-    if alone.size:
-        # The candidates of these rows are not all that is left: the sum runs over the vocabulary.
-        everything = _chunked_weights(scaled_rv[torch.from_numpy(alone)])
-        total[alone] = _cumulated_chunks(everything)[:, -1]
+    total = cumulated_rc[:, -1]
     reached = np.zeros_like(cumulated_rc)
     reached[:, 1:] = cumulated_rc[:, :-1]
     dropped = reached >= np.where(limited, params.top_p, np.inf)[:, None] * total[:, None]

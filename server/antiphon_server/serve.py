@@ -16,16 +16,16 @@ from typing import Final, TypeVar
 
 import structlog
 
-from antiphon_engine.api.checkpoint import inspect_checkpoint, resolve_model
+from antiphon_engine.api.checkpoint import CheckpointInfo, inspect_checkpoint, resolve_model
 from antiphon_engine.api.errors import StartupError
 from antiphon_engine.api.link import EngineLink
-from antiphon_engine.api.process import EngineLogging
+from antiphon_engine.api.process import EngineLogging, EngineSurroundings
 from antiphon_server.app import Server
 from antiphon_server.config import Config
 from antiphon_server.event_loop import new_event_loop
 from antiphon_server.log_thread import RawStream
 from antiphon_server.logs import configure_logging
-from antiphon_server.model_loading import TextSide, load_text_side, served_model
+from antiphon_server.model_loading import load_text_side, served_model
 from antiphon_server.progress import Progress
 from antiphon_server.service_notices import ServiceNotices
 from antiphon_server.settings import in_force
@@ -126,14 +126,32 @@ async def _start(config: Config, server: Server, commands: Commands) -> EngineLi
     await server.open_store()
     await server.answer()
     progress = Progress(sys.stderr)
-    checkpoint, text = await _in_thread(lambda: _load(config, progress))
-    engine = await EngineLink.start(
-        config.engine,
-        checkpoint,
-        command=commands.engine,
-        on_progress=lambda news: progress(news.stage, news.done, news.total),
-        logging=EngineLogging(level=config.logging.level, as_json=config.logging.format == "json"),
+    checkpoint, info = await _in_thread(lambda: _find(config, progress))
+    loading = asyncio.create_task(
+        EngineLink.start(
+            config.engine,
+            checkpoint,
+            command=commands.engine,
+            on_progress=lambda news: progress(news.stage, news.done, news.total),
+            surroundings=EngineSurroundings(
+                logging=EngineLogging(
+                    level=config.logging.level, as_json=config.logging.format == "json"
+                ),
+                cache_dir=config.model.cache_dir,
+            ),
+        ),
+        name="start of the engine",
     )
+    try:
+        # Each takes seconds, on a core of its own.
+        text = await _in_thread(lambda: load_text_side(config, checkpoint, info))
+        engine = await loading
+    except BaseException:
+        loading.cancel()
+        await asyncio.wait({loading})
+        if not loading.cancelled() and loading.exception() is None:
+            await loading.result().close()
+        raise
     try:
         progress.end()
         model = served_model(config, text, engine, checker_command=commands.checker)
@@ -152,11 +170,11 @@ async def _start(config: Config, server: Server, commands: Commands) -> EngineLi
     return engine
 
 
-def _load(config: Config, progress: Progress) -> tuple[Path, TextSide]:
+def _find(config: Config, progress: Progress) -> tuple[Path, CheckpointInfo]:
     checkpoint = resolve_model(
         config.model.source, cache_dir=Path(config.model.cache_dir), progress=progress
     )
-    return checkpoint, load_text_side(config, checkpoint, inspect_checkpoint(checkpoint))
+    return checkpoint, inspect_checkpoint(checkpoint)
 
 
 async def _in_thread(function: Callable[[], T]) -> T:

@@ -101,6 +101,7 @@ RULES: Final[Mapping[str, Range | Choice]] = {
     "engine.kv_cache_tokens": _TOKENS,
     "engine.kv_cache_bytes": _BYTES,
     "engine.host_cache_bytes": _BYTES,
+    "engine.packed_cache_bytes": _BYTES,
     "engine.block_tokens": Choice(("8", "16", "32", "64", "128")),
     "engine.max_rows": Range(1, 4096),
     # What a step tells of prompts has to fit a frame of the link to the engine.

@@ -36,7 +36,7 @@ from antiphon_engine.api.messages import (
     StopParams,
     Submit,
 )
-from antiphon_engine.api.process import EngineLogging, EngineStart
+from antiphon_engine.api.process import EngineStart
 from antiphon_engine.engine_process import loop_settings, make_parts
 from antiphon_engine.executor import Executor
 from antiphon_engine.link import FrontEndLink
@@ -71,7 +71,7 @@ class Driver:
     def __init__(self, config: EngineConfig, checkpoint: Path) -> None:
         self._front_end, engine_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._front_end.setblocking(False)
-        start = EngineStart(config=config, checkpoint=str(checkpoint), logging=EngineLogging())
+        start = EngineStart(config=config, checkpoint=str(checkpoint))
         parts = make_parts(start, describe(Executor(config, checkpoint)))
         self._loop = EngineLoop(parts, FrontEndLink(engine_end), loop_settings(config))
         self._said: list[bytes] = []

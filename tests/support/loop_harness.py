@@ -25,7 +25,7 @@ from antiphon_engine.api.messages import (
     ToEngine,
     TokenLogprobs,
 )
-from antiphon_engine.api.process import EngineLogging, EngineStart
+from antiphon_engine.api.process import EngineStart
 from antiphon_engine.api.prompt_logprobs import PromptLogprobs
 from antiphon_engine.engine_process import LoadedModel, loop_settings, make_parts
 from antiphon_engine.grammar.base import mask_words
@@ -195,7 +195,7 @@ def running_loop_of(
     front_end, engine_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     # Nobody reads while the loop steps: all that it says between two looks must fit.
     engine_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
-    start = EngineStart(config=config, checkpoint=checkpoint, logging=EngineLogging())
+    start = EngineStart(config=config, checkpoint=checkpoint)
     parts = make_parts(start, model)
     if filler is not MaskFiller:
         made = filler(

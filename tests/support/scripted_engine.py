@@ -192,7 +192,8 @@ def main() -> int:
     link = link_of_this_process(rest)
     end_with_front_end(link)
     start = read_start(sys.stdin.buffer, EngineStart)
-    configure_logging(sys.stderr, level=start.logging.level, as_json=start.logging.as_json)
+    logging = start.surroundings.logging
+    configure_logging(sys.stderr, level=logging.level, as_json=logging.as_json)
 
     def load(start: EngineStart, on_progress: OnProgress) -> LoadedModel:
         on_progress("weights", 0, 1)

@@ -18,6 +18,9 @@ class EngineConfig:
     quantization: str = "auto"
     """How weights are kept on the CPU: auto (as the checkpoint has them), none (all in dtype), int8
     or int4 (embedding and output matrix as int8)."""
+    packed_cache_bytes: int = 8 << 30
+    """Disk space, in model.cache_dir, for weights as the CPU's kernels read them, so that later
+    starts needn't pack them; 0: none."""
     num_threads: int = 0
     """Threads of the device's computations; 0: one per physical core that the process may use."""
     max_context_tokens: int = 0

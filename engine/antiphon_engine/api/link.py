@@ -38,8 +38,8 @@ from antiphon_engine.api.messages import (
 )
 from antiphon_engine.api.open_streams import OpenStreams
 from antiphon_engine.api.process import (
-    EngineLogging,
     EngineStart,
+    EngineSurroundings,
     engine_command,
     spawn_engine,
 )
@@ -97,7 +97,7 @@ class EngineLink:
         *,
         command: Sequence[str] | None = None,
         on_progress: OnProgress | None = None,
-        logging: EngineLogging | None = None,
+        surroundings: EngineSurroundings | None = None,
     ) -> "EngineLink":
         """Starts an engine process and waits until its model is loaded.
 
@@ -106,13 +106,15 @@ class EngineLink:
             checkpoint: The directory of the model.
             command: Runs the process; default: this Python's engine.
             on_progress: Told how far loading is, on the event loop; later starts too.
-            logging: How the process logs.
+            surroundings: Of the process; None: it logs by default, and keeps nothing.
 
         Raises:
             StartupError: it can't start.
         """
         start = EngineStart(
-            config=config, checkpoint=str(checkpoint), logging=logging or EngineLogging()
+            config=config,
+            checkpoint=str(checkpoint),
+            surroundings=surroundings or EngineSurroundings(),
         )
         link = cls(start, command or engine_command(), on_progress)
         supervisor = asyncio.create_task(link._supervise(), name="engine supervisor")

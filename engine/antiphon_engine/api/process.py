@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.errors import StartupError
@@ -18,13 +18,22 @@ class EngineLogging:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSurroundings:
+    """What an engine process has around it."""
+
+    logging: EngineLogging = field(default_factory=EngineLogging)
+    cache_dir: str = ""
+    """Where it may keep what saves later starts time; empty: nowhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStart:
     """What an engine process is told on its standard input, as JSON."""
 
     config: EngineConfig
     checkpoint: str
     """The directory that holds configuration and weights."""
-    logging: EngineLogging
+    surroundings: EngineSurroundings = field(default_factory=EngineSurroundings)
 
 
 def engine_command() -> list[str]:

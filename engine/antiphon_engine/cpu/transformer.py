@@ -3,7 +3,6 @@
 Shape suffixes: T tokens, S some of them, H hidden size, V vocabulary.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,8 @@ from torch import Tensor
 
 from antiphon_engine import _kernels
 from antiphon_engine.checkpoint.progress import OnProgress
-from antiphon_engine.checkpoint.shards import find_shards
+from antiphon_engine.cpu.packed_cache import PackedCache
+from antiphon_engine.cpu.packed_loading import WeightsToLoad, load_packed
 from antiphon_engine.cpu.products import Products
 from antiphon_engine.cpu.programs import (
     Frequencies,
@@ -31,8 +31,6 @@ from antiphon_engine.model.config import ModelConfig
 from antiphon_engine.model.partition import Partition
 from antiphon_engine.model.random_weights import fill_randomly
 from antiphon_engine.model.rope import rope_frequencies
-from antiphon_engine.model.transformer_weights import EMBEDDING, HEAD
-from antiphon_engine.model.weights import TiedHead, WeightTarget, load_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +43,7 @@ class CpuSettings:
     max_step_tokens: int
     max_logits: int
     """Tokens whose logits are asked for at once."""
+    packed_cache: PackedCache | None = None
 
 
 class CpuTransformer:
@@ -74,16 +73,20 @@ class CpuTransformer:
 
     def load(self, checkpoint: Path, *, on_progress: OnProgress) -> None:
         """Reads and packs the weights. Raises StartupError where they aren't the model's."""
-        tied = TiedHead(head=HEAD, embedding=EMBEDDING) if self._config.tied_embeddings else None
-        self._fill(
-            lambda targets: load_weights(
-                find_shards(checkpoint), targets, tied=tied, on_progress=on_progress
-            )
+        weights = load_packed(
+            self._wanted(), checkpoint, cache=self._settings.packed_cache, on_progress=on_progress
         )
+        self._make_programs(weights)
 
     def load_random(self, seed: int, *, on_progress: OnProgress) -> None:
         """See LanguageModel."""
-        self._fill(lambda targets: fill_randomly(targets, seed=seed, on_progress=on_progress))
+        packer = Packer(self._settings.num_threads)
+        try:
+            weights = self._wanted().empty(packer)
+            fill_randomly(weights.targets, seed=seed, on_progress=on_progress)
+        finally:
+            packer.close()
+        self._make_programs(weights)
 
     def hidden_states(self, batch: StepBatch) -> Tensor:
         """See LanguageModel: float32 [T, H]."""
@@ -111,14 +114,17 @@ class CpuTransformer:
             self._logits.program.run(num_tokens)
         return logits_SV
 
-    def _fill(self, fill: Callable[[dict[str, WeightTarget]], None]) -> None:
+    def _wanted(self) -> WeightsToLoad:
+        settings = self._settings
+        return WeightsToLoad(
+            config=self._config,
+            products=settings.products,
+            isa=settings.isa,
+            num_threads=settings.num_threads,
+        )
+
+    def _make_programs(self, weights: CpuWeights) -> None:
         config, settings = self._config, self._settings
-        packer = Packer(settings.num_threads)
-        try:
-            weights = CpuWeights(config, settings.products, isa=settings.isa, packer=packer)
-            fill(weights.targets)
-        finally:
-            packer.close()
         inverse_F, scale = rope_frequencies(config.rope, config.head_dim)
         frequencies = Frequencies(inverse=inverse_F.numpy(), scale=scale)
         self._layers = make_layers(

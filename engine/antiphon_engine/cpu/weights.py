@@ -31,6 +31,11 @@ class Packer:
         for _ in self._pool.map(pack_rows, rows):
             pass
 
+    @property
+    def pool(self) -> ThreadPoolExecutor:
+        """The threads."""
+        return self._pool
+
     def close(self) -> None:
         """Ends the threads."""
         self._pool.shutdown()
@@ -93,6 +98,8 @@ class CpuWeights:
         self._packer = packer
         self.targets: dict[str, WeightTarget] = {}
         """Every tensor that the checkpoint must have."""
+        self.matrices: list[_kernels.PackedMatrix] = []
+        """Each once, always in the same order."""
         self.embedding = self._matrix(products.embedding)
         self.head = self.embedding
         if products.head is not products.embedding:
@@ -143,6 +150,7 @@ class CpuWeights:
             order=matrix.order,
             isa=self._isa,
         )
+        self.matrices.append(packed)
         first_row = 0
         for part in matrix.parts:
             self.targets[part.tensor] = WeightTarget(

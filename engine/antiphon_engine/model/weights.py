@@ -1,6 +1,7 @@
 """Fills a model's parameters from a checkpoint's files: each once, and nothing left over."""
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -75,8 +76,11 @@ def load_weights(
     *,
     tied: TiedHead | None,
     on_progress: OnProgress,
+    in_place: AbstractSet[str] = frozenset(),
 ) -> None:
     """Brings every target's tensor into place, file by file, holding one tensor at a time.
+
+    Those that are `in_place` already are looked for and not read.
 
     Where embedding and output matrix are tied, a separate output matrix in the files is left out,
     with a warning if it differs.
@@ -102,7 +106,8 @@ def load_weights(
             for name in wanted:
                 _check(name, file.get_slice(name), targets[name], shards.kinds.get(name))
             for name in wanted:
-                _store(name, file, targets[name], shards.kinds.get(name))
+                if name not in in_place:
+                    _store(name, file, targets[name], shards.kinds.get(name))
                 done += 1
                 on_progress("load", done, len(targets))
 

@@ -16,6 +16,7 @@
 namespace antiphon::kernels::bindings {
 
 // Register what the module has of each.
+void bind_draws(pybind11::module_& module);
 void bind_masks(pybind11::module_& module);
 void bind_matrices(pybind11::module_& module);
 void bind_programs(pybind11::module_& module);

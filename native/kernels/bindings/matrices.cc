@@ -1,6 +1,7 @@
 #include <memory>
 #include <stdexcept>
 
+#include "antiphon/kernels/checksum.h"
 #include "bindings.h"
 
 namespace py = pybind11;
@@ -59,6 +60,25 @@ py::array_t<float> unpack(const PackedMatrix& matrix, std::int64_t first_row,
   return values;
 }
 
+// Views of what the matrix owns, which keep it alive.
+py::tuple arrays_of(const py::object& self) {
+  auto& matrix = self.cast<PackedMatrix&>();
+  const auto bytes = matrix.bytes();
+  const auto scales = matrix.row_scales();
+  return py::make_tuple(
+      py::array_t<std::uint8_t>(static_cast<py::ssize_t>(bytes.size()),
+                                reinterpret_cast<std::uint8_t*>(bytes.data()), self),
+      py::array_t<float>(static_cast<py::ssize_t>(scales.size()), scales.data(), self));
+}
+
+std::uint64_t checksum_of(const py::object& values) {
+  const py::array bytes = read_array<std::uint8_t>(values, "values", 1);
+  const auto* data = static_cast<const std::byte*>(bytes.data());
+  const auto size = static_cast<std::size_t>(bytes.size());
+  const py::gil_scoped_release released;
+  return checksum({data, size});
+}
+
 }  // namespace
 
 void bind_matrices(py::module_& module) {
@@ -73,6 +93,7 @@ void bind_matrices(py::module_& module) {
       .def("pack", &pack_values, py::arg("first_row"), py::arg("rows"))
       .def("pack_gguf", &pack_blocks, py::arg("first_row"), py::arg("gguf_type"), py::arg("rows"))
       .def("unpack", &unpack, py::arg("first_row"), py::arg("num_rows"))
+      .def_property_readonly("arrays", &arrays_of)
       .def_property_readonly("num_out", &PackedMatrix::num_out)
       .def_property_readonly("num_in", &PackedMatrix::num_in)
       .def_property_readonly("num_bytes", &PackedMatrix::num_bytes)
@@ -80,6 +101,7 @@ void bind_matrices(py::module_& module) {
                              [](const PackedMatrix& matrix) { return word_of(matrix.format()); })
       .def_property_readonly(
           "input_type", [](const PackedMatrix& matrix) { return word_of(matrix.input_type()); });
+  module.def("checksum", &checksum_of, py::arg("values"));
   module.def(
       "packed_bytes",
       [](std::int64_t num_out, std::int64_t num_in, const std::string& format,

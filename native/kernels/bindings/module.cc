@@ -10,6 +10,7 @@ PYBIND11_MODULE(_kernels, module) {
       "has_isa",
       [](const std::string& isa) { return kernels::has(kernels::bindings::read_isa(isa)); },
       py::arg("isa"));
+  kernels::bindings::bind_draws(module);
   kernels::bindings::bind_masks(module);
   kernels::bindings::bind_matrices(module);
   kernels::bindings::bind_programs(module);

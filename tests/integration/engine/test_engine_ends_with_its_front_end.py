@@ -22,7 +22,7 @@ from antiphon_engine.api.messages import (
     Submit,
     ToFrontEnd,
 )
-from antiphon_engine.api.process import EngineLogging, EngineStart, spawn_engine
+from antiphon_engine.api.process import EngineStart, spawn_engine
 from support.scripted_engine import Script, write_script
 
 FROZEN = 66
@@ -46,7 +46,7 @@ asyncio.run(main())
 
 async def spawn(tmp_path: Path, script: Script) -> LinkedProcess:
     command = write_script(tmp_path / "script.json", script)
-    start = EngineStart(config=EngineConfig(), checkpoint=str(tmp_path), logging=EngineLogging())
+    start = EngineStart(config=EngineConfig(), checkpoint=str(tmp_path))
     return await spawn_engine(command, start)
 
 

@@ -3,11 +3,11 @@
 import uvloop
 
 from antiphon_engine.api.config import EngineConfig
-from antiphon_engine.api.process import EngineLogging, EngineStart, spawn_engine
+from antiphon_engine.api.process import EngineStart, spawn_engine
 
 
 def test_a_process_that_dies_before_it_is_told_anything_is_started_all_the_same():
-    start = EngineStart(config=EngineConfig(), checkpoint="", logging=EngineLogging())
+    start = EngineStart(config=EngineConfig(), checkpoint="")
 
     async def spawn_many() -> list[int | None]:
         ended = []

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "antiphon/kernels/activations.h"
@@ -72,6 +73,11 @@ class PackedMatrix {
   RowOrder order() const { return order_; }
   Isa isa() const { return isa_; }
   std::size_t num_bytes() const { return num_bytes_; }
+
+  // All that a matrix is made of beside its shape, format and instruction set: what is read back
+  // from where these were written makes the same matrix.
+  std::span<std::byte> bytes() { return {bytes_.get(), num_bytes_}; }
+  std::span<float> row_scales() { return row_scales_; }
 
   // The type of the rows that products take as they are; others they convert.
   Type input_type() const;
