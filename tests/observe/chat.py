@@ -22,6 +22,7 @@ _CITY = {
     "properties": {"city": {"type": "string"}, "country": {"type": "string"}},
     "required": ["city", "country"],
 }
+_NUM_IDLE_TURNS = 10
 _QUESTIONS = ("a river", "a lamp", "a bridge", "an orchard")
 
 
@@ -44,8 +45,9 @@ async def chat(target: str) -> Chat:
         waits_s = [await _turn(session, text, config) for text, config in said]
         places = [turn.traceparent async for turn in session.turns()]
         name = session.name
+        idle_wait_s = await _idle_wait_s(client)
     answers = [
-        Answer(traceparent=place, call=CONVERSE, wait_s=wait_s)
+        Answer(traceparent=place, call=CONVERSE, wait_s=wait_s, idle_wait_s=idle_wait_s)
         for place, wait_s in zip(places, waits_s, strict=True)
     ]
     await single_requests(target)
@@ -71,6 +73,18 @@ async def _turn(session: Session, text: str, config: types_pb2.GenerationConfig)
     turn = await session.send(text, config)
     await turn.end()
     return time.perf_counter() - begin_s
+
+
+async def _idle_wait_s(client: Client) -> float:
+    """Returns what a turn that asks for no answer takes at most, from its sending to its end."""
+    waits_s = []
+    async with client.new_session() as session:
+        for _ in range(_NUM_IDLE_TURNS):
+            begin_s = time.perf_counter()
+            turn = await session.append("Nothing is asked.")
+            await turn.end()
+            waits_s.append(time.perf_counter() - begin_s)
+    return max(waits_s)
 
 
 def _config(

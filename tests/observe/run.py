@@ -28,7 +28,7 @@ from observe.backends import PROJECT, Phoenix, Prometheus
 from observe.chat import Chat, chat
 from observe.pictures import take_pictures
 from observe.programs import Program, StartError, port_near, running
-from observe.span_tree import Span, drawn, faults_of
+from observe.span_tree import Span, drawn, faults_of, measures_of
 
 LOGS = Path(__file__).parents[2] / "build" / "observe"
 PHOENIX = LOGS / "phoenix" / "bin" / "phoenix"
@@ -130,6 +130,8 @@ def check(stage: Stage, said: Chat) -> list[str]:
     spans = wait_for(stage.phoenix.spans, is_whole)
     for top in (span for span in spans if not span.parent_id and span.trace_id in wanted):
         print("\n".join(drawn(spans, top)))
+    for answer in said.answers:
+        print(f"turn {answer.span_id}: {measures_of(answer, spans) or 'not there'}")
     faults = [fault for answer in said.answers for fault in faults_of(answer, spans)]
     num = wait_for(
         lambda: stage.prometheus.value(_NUM_FIRST_TOKENS), lambda num: num == _NUM_ANSWERS
