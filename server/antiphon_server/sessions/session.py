@@ -41,6 +41,7 @@ from antiphon_server.sessions.turn_logs import TurnLogs
 from antiphon_server.sessions.turn_queue import TurnQueue
 from antiphon_server.sessions.turn_records import begin_record
 from antiphon_server.sessions.turn_request import TurnRequest
+from antiphon_server.telemetry.request_record import StageKind
 from antiphon_server.validation import (
     check_config,
     check_items_offered,
@@ -143,17 +144,22 @@ class LiveSession:
         Raises:
             AntiphonError: the turn was refused, and leaves no trace.
         """
+        now_ns = self._surroundings.clock.monotonic_ns
+        received_ns = now_ns()
         async with self._entry:
             known = await self._find_known(request)
+            check_ns, is_held = now_ns(), False
             if known is None and request.generates:
-                await check_turn_constraint(
+                is_held = await check_turn_constraint(
                     request, self._ledger.row.session, self._surroundings.models
                 )
             elif known is None:
                 await check_call_arguments(
                     request.items, f"{request.path}.items", self._surroundings.offload
                 )
-            live = known.live if known else self._enter(request)
+            live = known.live if known else self._enter(request, received_ns)
+            if live is not None and is_held:
+                live.recorder.add_stage(StageKind.CONSTRAINT_CHECK, check_ns, checked="constraint")
             if live is not None and attachment is not None:
                 attachment.own_turn_ids.add(live.turn_id)
         if live is None:
@@ -330,7 +336,7 @@ class LiveSession:
         assert row is not None
         return StartedTurn(turn_id, await self.logs.of_row(row), None)
 
-    def _enter(self, request: TurnRequest) -> LiveTurn:
+    def _enter(self, request: TurnRequest, received_ns: int) -> LiveTurn:
         """Checks a new turn against the session, and queues it."""
         self.check_open()
         if self._draining is not None:
@@ -358,7 +364,7 @@ class LiveSession:
             check_tool_choice(turn.config, session.tools, f"{request.path}.config")
         turn.instructions = session.instructions
         turn.tools = tuple(session.tools)
-        turn.received_ns = self._surroundings.clock.monotonic_ns()
+        turn.received_ns = received_ns
         if request.timeout_ns is not None:
             turn.deadline_ns = turn.received_ns + request.timeout_ns
         begin_record(turn, self.key, model=session.model, surroundings=self._surroundings)

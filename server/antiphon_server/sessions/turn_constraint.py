@@ -17,10 +17,13 @@ from antiphon_server.validation_tools import check_tool_choice, has_constraint, 
 
 async def check_turn_constraint(
     request: TurnRequest, session: Session, models: Mapping[str, ServedModel]
-) -> None:
+) -> bool:
     """Checks that a new turn's output can be held to what it is to look like.
 
     Its answer stays known until the turn runs, or is found again then.
+
+    Returns:
+        Whether there was something to check.
 
     Raises:
         AntiphonError: it can't; names the field.
@@ -29,7 +32,7 @@ async def check_turn_constraint(
         without_defaults(session.defaults, request.cleared_defaults), request.config
     )
     if not (has_constraint(config) or session.tools):
-        return
+        return False
     model, path = find_model(models, session.model), request.path
     check_config(config, model=model, path=f"{path}.config")
     check_tool_choice(config, session.tools, f"{path}.config")
@@ -38,6 +41,7 @@ async def check_turn_constraint(
             raise InvalidRequest(FieldViolation(f"{path}.continue_answer", description))
     offer = ToolOffer(tools=session.tools, path="session")
     await constraint_of(config, model, path=f"{path}.config", offer=offer)
+    return True
 
 
 def _obstacles(config: GenerationConfig) -> Iterator[str]:

@@ -83,8 +83,11 @@ async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings)
     plan = _plan(turn, context, surroundings, prepared.prompt_ids)
     if plan.opening_ids:
         prepared = prepared.followed_by(plan.opening_ids)
-    is_held = turn.config.HasField("constraint") or bool(turn.tools)
-    with turn.recorder.constraint_check(is_asked=is_held):
+    # Of a turn that this server took in, the check was its first stage, and its answer is known.
+    is_unchecked = turn.earlier is not None and (
+        turn.config.HasField("constraint") or bool(turn.tools)
+    )
+    with turn.recorder.constraint_check(is_asked=is_unchecked):
         constraint = await _constraint_of(turn, context, surroundings)
     if turn.cancel_asked and not turn.has_earlier_output:
         return None

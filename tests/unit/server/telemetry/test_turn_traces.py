@@ -187,7 +187,10 @@ async def test_what_the_front_end_does_for_calls_and_constraints_has_spans(
     checked = [span for span in below if span.name == "constraint.check"]
     assert [span.attributes["antiphon.tool"] for span in parsed] == ["weather", "clock_now"]
     assert checked[0].attributes["antiphon.checked"] == "constraint"
+    assert [span.attributes["antiphon.checked"] for span in checked].count("constraint") == 1
     assert {span.attributes["antiphon.checked"] for span in checked} == {"constraint", "output"}
+    accepted = min(span.span.start_time_unix_nano for span in below if span.name == "store.write")
+    assert checked[0].span.end_time_unix_nano <= accepted, "a turn is received before its check"
     assert chat.attributes["antiphon.tool_calls"] == 2
     assert all(is_inside(span, chat) for span in (*parsed, *checked))
 
