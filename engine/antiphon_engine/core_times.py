@@ -4,7 +4,14 @@ from antiphon_engine import _native
 from antiphon_engine.api.request_times import PrefillChunk, RequestTimes, Rest
 
 
-def read_times(core: _native.EngineCore, handle: int, *, grammar_wait_ns: int = 0) -> RequestTimes:
+def read_times(
+    core: _native.EngineCore,
+    handle: int,
+    *,
+    grammar_wait_ns: int = 0,
+    num_mask_waits: int = 0,
+    mask_wait_ns: int = 0,
+) -> RequestTimes:
     """Returns what happened to a core request up to now or its end.
 
     To be called before anything is submitted behind that end.
@@ -13,6 +20,8 @@ def read_times(core: _native.EngineCore, handle: int, *, grammar_wait_ns: int = 
         core: Whose it is.
         handle: Its.
         grammar_wait_ns: What passed before the core had it; see RequestTimes.
+        num_mask_waits: How often it sat out for its masks.
+        mask_wait_ns: For how long in all.
     """
     told = core.times(handle)
     assert told is not None, f"the place of core request {handle} has another"
@@ -20,6 +29,8 @@ def read_times(core: _native.EngineCore, handle: int, *, grammar_wait_ns: int = 
     return RequestTimes(
         **counts,
         grammar_wait_ns=grammar_wait_ns,
+        num_mask_waits=num_mask_waits,
+        mask_wait_ns=mask_wait_ns,
         chunks=[
             PrefillChunk(
                 start_ns=start_ns,

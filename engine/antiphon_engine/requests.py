@@ -4,7 +4,9 @@ Work is done per request at submit, first row and end. What is read every step l
 are indexed by the core's request index, the low half of its handle.
 """
 
+import time
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,7 @@ from antiphon_engine.api.messages import (
 )
 from antiphon_engine.core_times import read_times
 from antiphon_engine.grammar.guide import Guide
+from antiphon_engine.mask_waits import MaskWaits
 from antiphon_engine.request_checks import Fault, find_fault, is_sound
 from antiphon_engine.resumption import rest_of
 from antiphon_engine.sampler import sampling_flags
@@ -46,7 +49,13 @@ class Requests:
     """Submits, ends and finds requests. Used by the engine's one thread."""
 
     def __init__(
-        self, core: _native.EngineCore, *, vocabulary_size: int, weights: str, num_reserved: int
+        self,
+        core: _native.EngineCore,
+        *,
+        vocabulary_size: int,
+        weights: str,
+        num_reserved: int,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._core = core
         self._vocabulary_size = vocabulary_size
@@ -60,6 +69,7 @@ class Requests:
         self._guides: list[Guide | None] = [None] * num_reserved
         self._num_tokens = np.zeros(num_reserved, np.int32)
         self._num_held = 0
+        self._mask_waits = MaskWaits(clock_ns)
         self.num_finished: Counter[str] = Counter()
         """Outputs that ended, by the contract's finish reason, and requests refused, by reason."""
 
@@ -125,6 +135,7 @@ class Requests:
         for output_handle in active.handles:
             if output_handle:
                 self._core.abort(output_handle)
+                self._mask_waits.take(output_handle)
                 self._unbind(output_handle)
         del self._active[active.request_id]
         self._num_held -= active.held
@@ -183,10 +194,12 @@ class Requests:
     def sit_out(self, handle: int) -> None:
         """Gives a core request no rows for a moment; it keeps what it has."""
         self._core.sit_out(handle)
+        self._mask_waits.begin(handle)
 
     def rejoin(self, handle: int) -> None:
         """Lets a core request that sits out have rows again."""
         self._core.rejoin(handle)
+        self._mask_waits.end(handle)
 
     def end(self, handle: int, reason: FinishReason) -> OutputEnded:
         """Notes that the core has ended a request by itself."""
@@ -350,7 +363,14 @@ class Requests:
     ) -> OutputEnded:
         index = _index(handle)
         active = self._live_owner(handle)
-        times = read_times(self._core, handle, grammar_wait_ns=active.grammar_wait_ns)
+        num_mask_waits, mask_wait_ns = self._mask_waits.take(handle)
+        times = read_times(
+            self._core,
+            handle,
+            grammar_wait_ns=active.grammar_wait_ns,
+            num_mask_waits=num_mask_waits,
+            mask_wait_ns=mask_wait_ns,
+        )
         self._unbind(handle)
         active.handles[output_index] = 0
         if not any(active.handles):

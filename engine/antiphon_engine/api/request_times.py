@@ -40,6 +40,10 @@ class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):
     """The engine received the request."""
     grammar_wait_ns: int = 0
     """How long it then waited for its grammar, until that was compiled or it ended; 0: for none."""
+    num_mask_waits: int = 0
+    """How often it had no row because the mask of its next token was not there yet."""
+    mask_wait_ns: int = 0
+    """How long that took together, beside other requests' steps."""
     num_steps: int
     num_preemptions: int
     num_rests: int

@@ -62,7 +62,7 @@ def _response(record: RequestRecord) -> dict[str, AttributeValue]:
 
 
 def _own(record: RequestRecord) -> dict[str, AttributeValue]:
-    first_ns = record.facts.first_token_ns
+    first_ns, times = record.facts.first_token_ns, record.facts.times
     values: dict[str, AttributeValue | None] = {
         names.REQUEST_KIND: record.kind.value,
         names.REQUEST_ID: record.request_id or None,
@@ -79,6 +79,9 @@ def _own(record: RequestRecord) -> dict[str, AttributeValue]:
         names.TIME_TO_FIRST_TOKEN: (
             (first_ns - record.received_ns) / _NS_PER_S if first_ns else None
         ),
+        # Such waits may lie in the prefill and in the decoding.
+        names.MASK_WAITS: (times.num_mask_waits or None) if times else None,
+        names.MASK_WAIT: times.mask_wait_ns / _NS_PER_S if times and times.mask_wait_ns else None,
         names.STEPS: record.facts.num_steps or None,
         names.PREEMPTIONS: record.facts.num_preemptions if first_ns else None,
     }

@@ -80,6 +80,8 @@ def _times(record: RequestRecord) -> dict[str, Field]:
     if facts.first_token_ns:
         times["first_token_s"] = _seconds(facts.first_token_ns - record.received_ns)
         times["decode_s"] = _seconds(facts.last_token_ns - facts.first_token_ns)
+    if facts.times is not None and facts.times.mask_wait_ns:
+        times["mask_wait_s"] = _seconds(facts.times.mask_wait_ns)
     return times | {"duration_s": _seconds(record.ended_ns - record.received_ns)}
 
 

@@ -97,6 +97,12 @@ def test_others_go_on_while_a_mask_is_made(model: GuidedModel, depth: int) -> No
     slow, plain = places(harness, 1), places(harness, 2)
     between = [sum(before < place < after for place in plain) for before, after in pairwise(slow)]
     assert max(between) >= 2, "every step waited for its masks"
+    slow_times, plain_times = (harness.heard.ended[number, 0][0].times for number in (1, 2))
+    assert slow_times is not None
+    assert slow_times.num_mask_waits >= 1
+    assert slow_times.mask_wait_ns > 0
+    assert plain_times is not None
+    assert plain_times.num_mask_waits == plain_times.mask_wait_ns == 0
     assert stats.num_running == stats.num_blocks_used == 0
 
 
@@ -167,6 +173,10 @@ def test_a_request_may_end_while_its_mask_is_late(model: GuidedModel, depth: int
     (ended,) = harness.heard.ended[1, 0]
     assert ended.reason is FinishReason.CANCELLED
     assert ended.num_tokens == NUM_BEFORE + len(harness.heard.tokens[1, 0])
+    # It waited as it ended.
+    assert ended.times is not None
+    assert ended.times.num_mask_waits >= 1
+    assert ended.times.mask_wait_ns > 0
     assert model.text(harness.heard.tokens[2, 0]) == SAID
     assert stats.num_running == stats.num_blocks_used == 0
 

@@ -104,6 +104,23 @@ def test_queue_prefill_and_decode_take_from_the_receipt_to_the_last_token():
     assert sum(phases.values()) == RECORD.facts.last_token_ns - RECORD.received_ns
 
 
+def test_waits_for_masks_are_told_of_the_whole_request():
+    times = msgspec.structs.replace(TIMES, num_mask_waits=3, mask_wait_ns=250 * MS)
+    record = replace(RECORD, facts=replace(RECORD.facts, times=times))
+    maker = SpanMaker(Resource({}))
+
+    for each in (record, RECORD):
+        make_request_spans(each, maker)
+
+    waited, plain = (
+        dict(span.attributes or {})
+        for span in maker.take()
+        if "antiphon.request.kind" in (span.attributes or {})
+    )
+    assert (waited["antiphon.mask_waits"], waited["antiphon.mask_wait"]) == (3, 0.25)
+    assert not {"antiphon.mask_waits", "antiphon.mask_wait"} & set(plain)
+
+
 @pytest.mark.parametrize(("arrival_ms", "parent"), [(12, "queue"), (50, "text_completion")])
 def test_the_wait_for_a_grammar_is_below_the_queue_or_below_the_turn_in_another_engine(
     arrival_ms: int, parent: str
