@@ -1,13 +1,15 @@
 """Measures what collectors in trouble cost a server, how it ends beside them, and strange callers.
 
-Servers over an engine that computes nothing, which answers at a pace, stand side by side: one
+Servers over an engine that computes nothing, which answers at a pace, stand side by side: two
 without telemetry, and one for each kind of collector, to which spans and metrics go. They take
 turns at the same load, in an order that changes. Then each is asked to end right behind some
 requests. At last ten thousand callers bring a name of their own each to a server that is measured.
 
 The last line is one JSON object. It ends with status 1 where what must hold does not: memory, the
-number of warnings, spans that arrive, the time to the end, series. Throughput and delays are
-figures, compared with the server without telemetry of the same round.
+number of warnings, spans that arrive, the time to the end, series. Throughput, delays and the front
+end's time on the cores are compared with a server without telemetry of the same round; what the
+other one without, the control, differs from it by is the machine's own. On a machine with nothing
+else to do, --strict makes the bar of throughput and delays a condition too.
 """
 
 import argparse
@@ -31,16 +33,18 @@ from antiphon.v1.types_pb2 import GenerationConfig, Prompt, StopConditions
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from antiphon_server.listen import SocketAddress
+from support.collector_process import Collector, collecting
 from support.fake_engine_process import Behaviour, fake_engine_command
 from support.hollow_checkpoint import save_hollow_checkpoint
-from support.otlp_sink import Mood, OtlpSink
-from support.process_figures import memory_bytes
+from support.otlp_sink import Mood
+from support.process_figures import memory_bytes, whole_cpu_time_ns
 from support.scrapes import Scraped, scrape
 from support.strangers import call_all, strangers
 from torture.victim import Victim
 
-OFF, TAKING, ABSENT, REFUSING, SILENT, SLOW = KINDS = (
+OFF, CONTROL, TAKING, ABSENT, REFUSING, SILENT, SLOW = KINDS = (
     "off",
+    "control",
     "taking",
     "absent",
     "refusing",
@@ -57,8 +61,13 @@ FLUSH_LIMIT_S = 3.0
 MAX_GROWTH_BYTES = 32 << 20
 """Of memory, over what a server without telemetry grows by."""
 MAX_NEW_SERIES = 50
+MAX_SLOWER_PCT = 3.0
+"""Less throughput, and a longer p99, than without telemetry."""
 _END_SLACK_S = 1.0
 _NUM_LAST = 50
+_SPAN = "text_completion tiny"
+"""Of a request."""
+_COMPARED = (("throughput", "requests_per_s"), ("p99", "p99_s"), ("cpu", "cpu_s"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +88,8 @@ class Pace:
 
     requests_per_s: float
     p99_s: float
+    cpu_s: float
+    """Of the front end's, on any core, for the whole load."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,7 +98,10 @@ class Served:
 
     kind: str
     victim: Victim
-    sink: OtlpSink | None
+    collector: Collector | None
+    """What is asked of, where one is that answers."""
+    begin_s: float
+    """Before it could warn of anything, on the monotonic clock."""
     paces: list[Pace] = field(default_factory=list)
     first_bytes: int = 0
     """Its memory behind the first round."""
@@ -126,9 +140,21 @@ def faults_of(servers: Sequence[Served]) -> list[str]:
         dropped = server.figures["spans_dropped"]
         if server.kind == TAKING and (dropped or server.figures["last_spans"] != _NUM_LAST):
             faults.append(f"{server.kind}: spans are missing")
-        if server.kind not in (OFF, TAKING, SLOW) and not dropped:
+        if server.kind in (ABSENT, REFUSING, SILENT) and not dropped:
             faults.append(f"{server.kind}: no span was dropped")
     return faults
+
+
+def slowed(servers: Sequence[Served]) -> list[str]:
+    """Returns which collectors cost more throughput or delay than they may."""
+    return [
+        f"{server.kind}: {name} {middle_pct:+.1f} %"
+        for server in servers
+        if server.kind not in (OFF, CONTROL)
+        for name, attribute, worse in (("throughput", "requests_per_s", -1), ("p99", "p99_s", 1))
+        if (middle_pct := statistics.median(compared_pct(servers, server.kind, attribute))) * worse
+        > MAX_SLOWER_PCT
+    ]
 
 
 def told(servers: Sequence[Served]) -> dict[str, object]:
@@ -141,12 +167,13 @@ def told(servers: Sequence[Served]) -> dict[str, object]:
             **{name: round(value) for name, value in server.figures.items() if name != "minutes"},
         }
         if server.kind != OFF:
-            for name, attribute in (("throughput", "requests_per_s"), ("p99", "p99_s")):
+            for name, attribute in _COMPARED:
                 each_pct = compared_pct(servers, server.kind, attribute)
                 low, middle, high = statistics.quantiles(each_pct, n=4, method="inclusive")
                 own[f"{name}_pct"] = round(middle, 2)
                 own[f"{name}_quartiles_pct"] = [round(low, 2), round(high, 2)]
         figures[server.kind] = own
+    figures["slowed"] = slowed(servers)
     return figures
 
 
@@ -161,6 +188,7 @@ async def run_load(victim: Victim, num_requests: int, num_at_a_time: int) -> Pac
             await stub.Generate(_request())
             waits_s.append(time.perf_counter() - begin_s)
 
+    cpu_ns = whole_cpu_time_ns(victim.front_end)
     begin_s = time.perf_counter()
     async with victim.channel() as channel:
         stub = InferenceServiceStub(channel)
@@ -169,6 +197,7 @@ async def run_load(victim: Victim, num_requests: int, num_at_a_time: int) -> Pac
     return Pace(
         requests_per_s=num_requests / whole_s,
         p99_s=statistics.quantiles(waits_s, n=100, method="inclusive")[-1],
+        cpu_s=(whole_cpu_time_ns(victim.front_end) - cpu_ns) / 1e9,
     )
 
 
@@ -192,13 +221,15 @@ async def measure_rounds(servers: Sequence[Served], plan: Plan) -> None:
         print(f"round {number} of {plan.num_rounds}", file=sys.stderr)
 
 
-async def end(server: Served, begin_s: float) -> None:
+async def end(server: Served) -> None:
     """Asks a server to end right behind requests, and notes how that went."""
     seen = await scrape(server.metrics_address)
     server.figures |= _spans(seen)
-    if server.sink is not None and server.kind == TAKING:
-        await asyncio.to_thread(_wait_for_all, server)
-        server.sink.forget()
+    if server.collector is not None and server.kind == TAKING:
+        # What is counted later is only what comes then.
+        num = round(server.figures["requests"])
+        assert await asyncio.to_thread(server.collector.wait_for, num, _SPAN) == num
+        await asyncio.to_thread(server.collector.forget)
     await run_load(server.victim, _NUM_LAST, _NUM_LAST)
     asked_s = time.monotonic()
     server.victim.stop()
@@ -206,16 +237,10 @@ async def end(server: Served, begin_s: float) -> None:
     server.end_s = time.monotonic() - asked_s
     lines = server.victim.log_path.read_text().splitlines()
     server.figures["warnings"] = sum("warning" in line or "error" in line for line in lines)
-    server.figures["minutes"] = (time.monotonic() - begin_s) / 60
-    if server.kind == TAKING and server.sink is not None:
-        server.figures["last_spans"] = len(server.sink.named("text_completion tiny"))
-
-
-def _wait_for_all(server: Served) -> None:
-    """Waits for what was sent before, so that what is counted later is only what comes then."""
-    assert server.sink is not None
-    num = round(server.figures["requests"])
-    server.sink.wait_for(num, "text_completion tiny")
+    server.figures["minutes"] = (time.monotonic() - server.begin_s) / 60
+    if server.kind == TAKING and server.collector is not None:
+        # What has not come when the server is gone does not come any more.
+        server.figures["last_spans"] = server.collector.wait_for(0, _SPAN)
 
 
 def _spans(seen: Scraped) -> dict[str, float]:
@@ -259,20 +284,19 @@ async def measure_collectors(folder: Path, plan: Plan) -> tuple[dict[str, object
         nobody = stack.enter_context(socket.socket())
         nobody.bind(("127.0.0.1", 0))
         for kind in KINDS:
-            sink, settings = None, []
+            collector, settings = None, []
             if kind in _MOODS:
-                sink = OtlpSink(mood=_MOODS[kind], delay_s=_SLOW_S)
-                stack.enter_context(sink.listening())
-                settings = [f"telemetry.otlp_endpoint={sink.endpoint}"]
+                collector = stack.enter_context(collecting(_MOODS[kind], delay_s=_SLOW_S))
+                settings = [f"telemetry.otlp_endpoint={collector.endpoint}"]
             elif kind == ABSENT:
                 endpoint = f"http://127.0.0.1:{nobody.getsockname()[1]}"
                 settings = [f"telemetry.otlp_endpoint={endpoint}"]
+            begin_s = time.monotonic()
             victim = await stack.enter_async_context(serving(folder / kind, settings))
-            servers.append(Served(kind=kind, victim=victim, sink=sink))
-        begin_s = time.monotonic()
+            servers.append(Served(kind=kind, victim=victim, collector=collector, begin_s=begin_s))
         await measure_rounds(servers, plan)
         for server in servers:
-            await end(server, begin_s)
+            await end(server)
     return told(servers), faults_of(servers)
 
 
@@ -325,6 +349,11 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=200, help="a round (200)")
     parser.add_argument("--streams", type=int, default=32, help="at a time (32)")
     parser.add_argument("--strangers", type=int, default=2000, help="of each of five kinds (2000)")
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help=f"end with 1 where collectors cost over {MAX_SLOWER_PCT:g} % of throughput or delay",
+    )
     arguments = parser.parse_args()
     plan = Plan(
         num_rounds=arguments.rounds,
@@ -334,6 +363,10 @@ def main() -> int:
     )
     with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as folder:
         figures, faults = asyncio.run(measure(Path(folder), plan))
+    slower = figures["slowed"]
+    assert isinstance(slower, list)
+    if arguments.strict:
+        faults += slower
     for fault in faults:
         print(f"wrong: {fault}", file=sys.stderr)
     print(json.dumps(figures))

@@ -3,6 +3,7 @@
 from typing import cast
 
 from bench.collectors import (
+    CONTROL,
     FLUSH_LIMIT_S,
     KINDS,
     MAX_GROWTH_BYTES,
@@ -12,6 +13,7 @@ from bench.collectors import (
     Pace,
     Served,
     faults_of,
+    slowed,
     told,
 )
 from torture.victim import Victim
@@ -19,14 +21,18 @@ from torture.victim import Victim
 
 def _served(kind: str) -> Served:
     figures = {"warnings": 1.0, "minutes": 0.5, "spans_dropped": 9.0, "last_spans": 50.0}
-    if kind in (OFF, TAKING):
+    if kind in (OFF, CONTROL, TAKING):
         figures["spans_dropped"] = 0.0
     slower = 1 if kind == OFF else 1.02
-    paces = [Pace(requests_per_s=each / slower, p99_s=slower / each) for each in (100, 50, 20)]
+    paces = [
+        Pace(requests_per_s=each / slower, p99_s=slower / each, cpu_s=slower / each)
+        for each in (100, 50, 20)
+    ]
     return Served(
         kind=kind,
         victim=cast(Victim, None),  # Nothing is served.
-        sink=None,
+        collector=None,
+        begin_s=0,
         paces=paces,
         growth_bytes=1 << 20,
         end_s=0.3,
@@ -43,7 +49,8 @@ def test_servers_are_compared_with_the_one_without_telemetry_round_by_round():
 
     silent = figures[SILENT]
     assert isinstance(silent, dict)
-    assert (silent["throughput_pct"], silent["p99_pct"]) == (-1.96, 2.0)
+    assert (silent["throughput_pct"], silent["p99_pct"], silent["cpu_pct"]) == (-1.96, 2.0, 2.0)
+    assert figures["slowed"] == []
     assert silent["growth_mib"] == 1.0
     assert "p99_pct" not in cast(dict[str, object], figures[OFF])
 
@@ -64,3 +71,14 @@ def test_what_must_hold_is_told_where_it_does_not():
         "silent: 3 warnings",
         "silent: no span was dropped",
     ]
+
+
+def test_collectors_that_cost_more_than_they_may_are_told_and_no_control_is():
+    servers = _servers()
+    for kind in (CONTROL, SILENT):
+        servers[kind].paces = [
+            Pace(requests_per_s=pace.requests_per_s * 0.96, p99_s=pace.p99_s * 1.04, cpu_s=1)
+            for pace in servers[OFF].paces
+        ]
+
+    assert slowed(list(servers.values())) == ["silent: throughput -4.0 %", "silent: p99 +4.0 %"]
