@@ -6,7 +6,7 @@ from typing import Final
 from antiphon.v1 import session_pb2
 
 from antiphon_cli.config_flags import add_config, add_model, config_of
-from antiphon_cli.connection_flags import add_connection, connect
+from antiphon_cli.connection_flags import add_connection, connect, flags_again
 from antiphon_cli.conversation import Conversation
 from antiphon_cli.failures import report
 from antiphon_cli.outcome import WRONG_USE, complain, complain_of
@@ -60,7 +60,13 @@ def run(arguments: argparse.Namespace) -> int:
         return WRONG_USE
     settings = session_pb2.Session(model=arguments.model, instructions=arguments.instructions)
     with connected as client:
-        chat = Conversation(client, arguments.target, settings=settings, config=config)
+        chat = Conversation(
+            client,
+            arguments.target,
+            settings=settings,
+            config=config,
+            flags_again=flags_again(arguments),
+        )
         try:
             chat.begin(arguments.session, takes_over=arguments.take_over)
         except ServerError as error:

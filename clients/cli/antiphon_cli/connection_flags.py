@@ -1,12 +1,16 @@
 """Flags that say which server to ask and how, shared by the commands that ask one."""
 
 import argparse
+import shlex
 from pathlib import Path
+from typing import Final
 
 from antiphon_client import ClientOptions, SyncClient, TlsOptions
 
+DEFAULT_TARGET: Final = "127.0.0.1:50051"
 
-def add_connection(parser: argparse.ArgumentParser, *, target: str = "127.0.0.1:50051") -> None:
+
+def add_connection(parser: argparse.ArgumentParser, *, target: str = DEFAULT_TARGET) -> None:
     """Declares where the server is, by default at `target`, and how the connection is guarded."""
     group = parser.add_argument_group("connection")
     group.add_argument(
@@ -49,6 +53,20 @@ def connect(arguments: argparse.Namespace, *, reconnect_timeout_s: float = 60.0)
         raise ValueError(f"{error} (--tls, --ca or --insecure)") from None
 
 
+def flags_again(arguments: argparse.Namespace) -> str:
+    """Returns the flags, each behind a blank, that take a later command to the same server."""
+    valued = {
+        "--target": arguments.target if arguments.target != DEFAULT_TARGET else None,
+        "--token-file": arguments.token_file,
+        "--ca": arguments.ca,
+        "--cert": arguments.cert,
+        "--key": arguments.key,
+    }
+    words = [word for flag, value in valued.items() if value for word in (flag, str(value))]
+    words += ["--tls"] * arguments.tls + ["--insecure"] * arguments.insecure
+    return f" {shlex.join(words)}" if words else ""
+
+
 def options_of(
     arguments: argparse.Namespace, *, reconnect_timeout_s: float = 60.0
 ) -> ClientOptions:
@@ -77,7 +95,7 @@ def options_of(
 
 def _token(path: Path) -> str:
     """Returns a file's token. Raises ValueError: there is not one line of it."""
-    lines = path.read_text(encoding="utf-8").split()
+    lines = path.read_bytes().split()
     if len(lines) != 1 or not lines[0].isascii():
         raise ValueError(f"--token-file: {path} must hold one token and nothing else")
-    return lines[0]
+    return lines[0].decode("ascii")

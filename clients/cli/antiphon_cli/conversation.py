@@ -46,13 +46,24 @@ class Conversation:
         *,
         settings: session_pb2.Session,
         config: types_pb2.GenerationConfig,
+        flags_again: str = "",
     ) -> None:
+        """Begins nothing yet.
+
+        Args:
+            client: Connected to the server.
+            target: The server, as the person named it.
+            settings: Of sessions that are created.
+            config: Of turns.
+            flags_again: What a later command needs to come to the server, as it is typed.
+        """
         self._client = client
         self._target = target
         self._settings = settings
         self._config = config
         self._session: SyncSession | None = None
         self._name = ""
+        self._flags_again = flags_again
         self._outage = OutageNote()
         self._commands: dict[str, Callable[[str], None]] = {
             "/again": self._again,
@@ -109,7 +120,8 @@ class Conversation:
         if self._session is not None:
             self._session.close()
         if self._name:
-            note(f"\nGo on with: antiphon chat --session {short_name(self._name)}")
+            again = f"antiphon chat --session {short_name(self._name)}{self._flags_again}"
+            note(f"\nGo on with: {again}")
 
     def _take(self, line: str, command: Command | None) -> None:
         if command is not None:

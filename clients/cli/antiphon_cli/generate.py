@@ -7,15 +7,14 @@ from collections.abc import Iterable
 from antiphon.v1 import inference_pb2, types_pb2
 from google.protobuf import json_format
 
+from antiphon_cli.asking import ask
 from antiphon_cli.config_flags import add_config, add_model, config_of, fitting
-from antiphon_cli.connection_flags import add_connection, connect
+from antiphon_cli.connection_flags import add_connection
 from antiphon_cli.constraint_flags import add_constraint, constraint_of
-from antiphon_cli.failures import report
 from antiphon_cli.logprob_lines import line_of
-from antiphon_cli.outcome import INTERRUPTED, WRONG_USE, complain, complain_of
+from antiphon_cli.outcome import INTERRUPTED, WRONG_USE, complain
 from antiphon_cli.terminal import note, say
 from antiphon_client import (
-    ServerError,
     SyncClient,
     SyncGeneration,
     conversation,
@@ -78,22 +77,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.raw and arguments.instructions:
         complain("--raw sends the text as it stands: it can't take --instructions")
         return WRONG_USE
-    try:
-        request = _request(arguments)
-        connected = connect(arguments)
-    except UnicodeError:
-        raise
-    except (OSError, ValueError) as error:
-        complain_of(error)
-        return WRONG_USE
-    with connected as client:
-        try:
-            if arguments.json or arguments.num_outputs != 1:
-                return _print_whole(client, request, as_json=arguments.json)
-            stream = client.stream_generate(request.prompt, request.config, model=request.model)
-            return _print_stream(stream)
-        except ServerError as error:
-            return report(error, arguments.target)
+
+    def answer(client: SyncClient, request: inference_pb2.GenerateRequest) -> int:
+        if arguments.json or arguments.num_outputs != 1:
+            return _print_whole(client, request, as_json=arguments.json)
+        stream = client.stream_generate(request.prompt, request.config, model=request.model)
+        return _print_stream(stream)
+
+    return ask(arguments, _request, answer)
 
 
 def _request(arguments: argparse.Namespace) -> inference_pb2.GenerateRequest:

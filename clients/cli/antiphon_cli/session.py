@@ -11,12 +11,12 @@ from typing import Final
 from antiphon.v1 import session_pb2
 from google.protobuf import json_format
 
-from antiphon_cli.connection_flags import add_connection, connect
-from antiphon_cli.failures import report
+from antiphon_cli.asking import ask
+from antiphon_cli.connection_flags import add_connection
 from antiphon_cli.outcome import FAILED, WRONG_USE, complain, complain_of
 from antiphon_cli.progress import Progress
 from antiphon_cli.session_text import full_name, session_row, short_name, turn_text
-from antiphon_client import Archive, ArchiveError, ServerError, SyncClient
+from antiphon_client import Archive, ArchiveError, SyncClient
 
 DESCRIPTION = """\
 Lists, shows, exports, imports and deletes the conversations that a server keeps.
@@ -82,16 +82,8 @@ def _action(
 
 def run(arguments: argparse.Namespace) -> int:
     """Does what the action says, and returns the exit status."""
-    try:
-        connected = connect(arguments)
-    except (OSError, ValueError) as error:
-        complain_of(error)
-        return WRONG_USE
-    with connected as client:
-        try:
-            return _ACTIONS[arguments.action](client, arguments)
-        except ServerError as error:
-            return report(error, arguments.target)
+    action = _ACTIONS[arguments.action]
+    return ask(arguments, lambda _: None, lambda client, _: action(client, arguments))
 
 
 def _list(client: SyncClient, arguments: argparse.Namespace) -> int:

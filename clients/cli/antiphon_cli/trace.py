@@ -6,13 +6,13 @@ import json
 from antiphon.v1 import session_pb2
 from google.protobuf import json_format
 
-from antiphon_cli.connection_flags import add_connection, connect
-from antiphon_cli.failures import report
-from antiphon_cli.outcome import FAILED, WRONG_USE, complain, complain_of
+from antiphon_cli.asking import ask
+from antiphon_cli.connection_flags import add_connection
+from antiphon_cli.outcome import FAILED, complain
 from antiphon_cli.output_console import OutputConsole
 from antiphon_cli.session_text import full_name, full_turn_name
 from antiphon_cli.timeline import Timeline
-from antiphon_client import ServerError, SyncClient
+from antiphon_client import SyncClient
 
 DESCRIPTION = """\
 Shows where the time of a turn went, from what the server has kept with it: how long it waited, the
@@ -47,16 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Shows the turn, and returns the exit status."""
-    try:
-        connected = connect(arguments)
-    except (OSError, ValueError) as error:
-        complain_of(error)
-        return WRONG_USE
-    with connected as client:
-        try:
-            turn = _find(client, arguments.turn)
-        except ServerError as error:
-            return report(error, arguments.target)
+    return ask(arguments, lambda _: None, lambda client, _: _show(client, arguments))
+
+
+def _show(client: SyncClient, arguments: argparse.Namespace) -> int:
+    turn = _find(client, arguments.turn)
     if turn is None:
         complain(f"session {arguments.turn} has no turn yet")
         return FAILED

@@ -3,14 +3,14 @@
 import argparse
 import json
 
-from antiphon.v1 import inference_pb2
+from antiphon.v1 import inference_pb2, types_pb2
 
+from antiphon_cli.asking import ask
 from antiphon_cli.config_flags import add_model
-from antiphon_cli.connection_flags import add_connection, connect
+from antiphon_cli.connection_flags import add_connection
 from antiphon_cli.constraint_flags import add_constraint, constraint_of
-from antiphon_cli.failures import report
-from antiphon_cli.outcome import FAILED, WRONG_USE, complain, complain_of
-from antiphon_client import ServerError
+from antiphon_cli.outcome import FAILED
+from antiphon_client import SyncClient
 
 DESCRIPTION = """\
 Asks a server whether answers can be held to a constraint: exactly, or not at all. Where they can,
@@ -34,23 +34,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Asks, and returns the exit status."""
-    try:
-        constraint = constraint_of(arguments)
-        if constraint is None:
-            complain("name a constraint, such as --json-schema FILE; --help lists its kinds")
-            return WRONG_USE
-        connected = connect(arguments)
-    except UnicodeError:
-        raise
-    except (OSError, ValueError) as error:
-        complain_of(error)
-        return WRONG_USE
-    with connected as client:
-        try:
-            response = client.validate_constraint(constraint, model=arguments.model)
-        except ServerError as error:
-            return report(error, arguments.target)
-    if arguments.json:
+
+    def validate(client: SyncClient, constraint: types_pb2.Constraint) -> int:
+        response = client.validate_constraint(constraint, model=arguments.model)
+        _print(response, as_json=arguments.json)
+        return 0 if response.valid else FAILED
+
+    return ask(arguments, _constraint, validate)
+
+
+def _constraint(arguments: argparse.Namespace) -> types_pb2.Constraint:
+    constraint = constraint_of(arguments)
+    if constraint is None:
+        raise ValueError("name a constraint, such as --json-schema FILE; --help lists its kinds")
+    return constraint
+
+
+def _print(response: inference_pb2.ValidateConstraintResponse, *, as_json: bool) -> None:
+    if as_json:
         print(json.dumps(_plain(response)))
     elif response.valid:
         print(f"valid: {_compiled(_milliseconds(response))}")
@@ -58,7 +59,6 @@ def run(arguments: argparse.Namespace) -> int:
         print("not valid:")
         for violation in response.violations:
             print(f"  {violation.field}: {violation.description}")
-    return 0 if response.valid else FAILED
 
 
 def _plain(response: inference_pb2.ValidateConstraintResponse) -> object:

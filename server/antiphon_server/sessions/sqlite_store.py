@@ -358,6 +358,6 @@ def _lock(path: Path) -> int:
     except OSError as error:
         os.close(lock_fd)
         raise StartupError(
-            f"another server uses the session store {path}; stop it, or name another store.path"
+            f"another server uses the session store {path}; stop it, or name another (--store)"
         ) from error
     return lock_fd

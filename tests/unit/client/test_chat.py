@@ -64,7 +64,7 @@ async def test_a_chat_has_several_turns_and_says_how_to_come_back():
         terminal.type("and night\n")
         terminal.expect("andnight\n")
         leave(terminal)
-        terminal.expect("antiphon chat --session s\n")
+        terminal.expect("antiphon chat --session s --target ")
         return terminal.wait()
 
     servicer = Conversing(echo)
