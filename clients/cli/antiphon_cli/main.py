@@ -8,6 +8,7 @@ from contextlib import suppress
 from importlib import import_module, metadata
 from typing import Final, Protocol, cast
 
+from antiphon_cli.command_parser import CommandParser
 from antiphon_cli.outcome import FAILED, INTERRUPTED, WRONG_USE, complain, reason_of
 from antiphon_cli.standard_streams import keep_grpc_quiet, let_go_of_broken, prepare
 
@@ -105,7 +106,7 @@ def _run(name: str, words: Sequence[str], load: Callable[[str], Command]) -> int
     if name not in _SERVERS:
         keep_grpc_quiet()
     command = load(name)
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=f"antiphon {name}",
         description=command.DESCRIPTION,
         epilog=command.EXAMPLES,
