@@ -22,7 +22,7 @@ from antiphon_engine.api.messages import (
     ToEngine,
     ToFrontEnd,
 )
-from antiphon_engine.api.process import EngineLogging, EngineStart
+from antiphon_engine.api.process import EngineStart
 from antiphon_engine.engine_process import LoadedModel, loop_settings, make_parts
 from antiphon_engine.loop import EngineLoop
 from antiphon_engine.offline_bench.stopwatch import Stopwatch, TimedExecutor
@@ -82,7 +82,7 @@ class OfflineEngine:
         if model.device.is_cuda:
             self._timed = TimedExecutor(model.executor)
             model = replace(model, executor=self._timed)
-        start = EngineStart(config=config, checkpoint=str(checkpoint), logging=EngineLogging())
+        start = EngineStart(config=config, checkpoint=str(checkpoint))
         self._parts = make_parts(start, model)
         self._link = OfflineLink()
         self._loop = EngineLoop(
