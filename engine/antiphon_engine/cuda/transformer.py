@@ -1,20 +1,42 @@
 """The decoder-only transformer of the Llama and Qwen families, computed by CUDA kernels.
 
-Shape suffixes: T tokens, S some of them, H hidden size, V vocabulary.
+Shape suffixes: T tokens, S some of them, R rows, B rows of a decode step, H hidden size, V
+vocabulary, M blocks of the longest context.
 """
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from antiphon_engine.checkpoint.progress import OnProgress
+from antiphon_engine.cuda.choices import FIXED, MeasuredChoices, default_config
+from antiphon_engine.cuda.kernels.paged_attention import Heads
+from antiphon_engine.cuda.kernels.products import Product, Workspace
+from antiphon_engine.cuda.kernels.rows import embed, normalise
+from antiphon_engine.cuda.measuring import ProductTuner
+from antiphon_engine.cuda.step_attention import AttentionMaker, StepAttention, make_attention
+from antiphon_engine.cuda.step_buffers import StepBuffers
+from antiphon_engine.cuda.step_products import ROW_BOUNDS, ProductRunner, row_bound
 from antiphon_engine.cuda.step_rows import DecodeRows, MixedRows
+from antiphon_engine.cuda.weights import CudaWeights, take_weights
 from antiphon_engine.kv_tensors import KvTensors
 from antiphon_engine.model.batch import StepBatch
 from antiphon_engine.model.config import ModelConfig
 from antiphon_engine.model.partition import Partition
+from antiphon_engine.model.rope import rope_frequencies
+from antiphon_engine.model.transformer import Transformer
+
+QKV, OUTPUT, GATE_UP, DOWN, HEAD = "qkv", "output", "gate_up", "down", "head"
+"""The kinds of products."""
+
+_NUM_PARTIALS: Final = 16 << 20
+"""Partial sums that programs may leave for each other: 64 MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +51,8 @@ class CudaSettings:
     """Of the longest context: positions are below it."""
     deterministic: bool = False
     """Whether a token's numbers are its own, whatever is computed beside it; slower."""
+    overlap: bool = True
+    """Whether kernels start before those in front of them have ended."""
     cache_dir: Path | None = None
     """Where measured choices are kept; None: nowhere."""
 
@@ -46,46 +70,211 @@ def supports(config: ModelConfig, dtype: torch.dtype) -> str | None:
 class CudaTransformer:
     """A model as a sequence of launches on the current stream; nothing in it waits.
 
-    What it returns lies in its own memory, and holds until the next call.
+    Made with the device as PyTorch's default. What it returns lies in its own memory, and holds
+    until the next call.
     """
 
     def __init__(
         self, config: ModelConfig, *, part: Partition, dtype: torch.dtype, settings: CudaSettings
     ) -> None:
-        raise NotImplementedError
+        assert part.size == 1, "these kernels are for one device"
+        refusal = supports(config, dtype)
+        assert refusal is None, refusal
+        self._config = config
+        self._settings = settings
+        self._device = torch.get_default_device()
+        self._source: Transformer | None = Transformer(config, part=part, dtype=dtype)
+        self._loaded: _Loaded | None = None
+        self._kv: KvTensors | None = None
+        num_tokens = max(settings.max_step_tokens, settings.max_rows, settings.max_logits)
+        self._buffers = StepBuffers.allocate(
+            config, num_tokens=num_tokens, dtype=dtype, device=self._device
+        )
+        self._logits_SV = torch.empty(
+            (settings.max_logits, config.vocabulary_size), dtype=torch.float32, device=self._device
+        )
+        self._products = ProductRunner(
+            workspace=Workspace.allocate(num_partials=_NUM_PARTIALS, device=self._device),
+            overlap=settings.overlap and self._device.type == "cuda",
+            fixed=FIXED if settings.deterministic else None,
+        )
 
     def load(self, checkpoint: Path, *, on_progress: OnProgress) -> None:
         """Reads the weights. Raises StartupError where they aren't exactly the model's."""
-        raise NotImplementedError
+        assert self._source is not None
+        self._source.load(checkpoint, on_progress=on_progress)
+        self._take_weights()
 
-    def load_random(self, seed: int) -> None:
-        """Makes up weights, to measure with."""
-        raise NotImplementedError
+    def load_random(self, seed: int, *, on_progress: OnProgress) -> None:
+        """See LanguageModel."""
+        assert self._source is not None
+        self._source.load_random(seed, on_progress=on_progress)
+        self._take_weights()
 
     def bind(self, kv: KvTensors) -> None:
         """Takes the cache that later calls read and write; what was captured has the old one."""
-        raise NotImplementedError
+        self._kv = kv
 
-    def tune(self, row_counts: tuple[int, ...], *, budget_s: float) -> None:
+    def tune(self, row_counts: Sequence[int], *, budget_s: float) -> None:
         """Chooses how products are computed by measuring; waits for the device.
 
         Comes before capturing. What is known from earlier starts costs no time; what the budget
         leaves out keeps its default.
         """
-        raise NotImplementedError
+        if self._settings.deterministic or self._device.type != "cuda":
+            return
+        tuner = ProductTuner(
+            runner=self._products,
+            buffers=self._buffers,
+            logits_SV=self._logits_SV,
+            known=MeasuredChoices.open(self._settings.cache_dir, torch.cuda.get_device_name()),
+            deadline=time.monotonic() + budget_s,
+        )
+        bounds = {row_bound(num_rows) for num_rows in row_counts}
+        for bound in sorted(bound for bound in bounds if bound is not None):
+            for kind, layers in self._product_kinds().items():
+                tuner.choose(kind, layers, bound)
+        tuner.known.save()
 
     def decode(self, rows: DecodeRows) -> None:
         """Launches a decode step up to its logits. May be captured."""
-        raise NotImplementedError
+        buffers = self._buffers.first(rows.input_ids_B.shape[0])
+        attention = self._parts.attention.for_decode(rows, self._cache.layout.block_tokens)
+        self._run_layers(rows.input_ids_B, attention, buffers)
+        self._run_head(buffers.hidden_TH, rows.logits_BV, buffers)
 
     def forward(self, rows: MixedRows) -> Tensor:
-        """Launches a step of any rows and returns hidden states [T, H], before the last norm."""
-        raise NotImplementedError
+        """Launches a step of any rows and returns hidden states [T, H], before the last norm.
+
+        May be captured.
+        """
+        buffers = self._buffers.first(rows.num_tokens)
+        self._run_layers(rows.input_ids_T, self._parts.attention.for_rows(rows), buffers)
+        return buffers.hidden_TH
 
     def hidden_states(self, batch: StepBatch) -> Tensor:
         """See LanguageModel: [T, H], before the last norm."""
-        raise NotImplementedError
+        if batch.kv is not self._kv:
+            self.bind(batch.kv)
+        return self.forward(mixed_rows(batch))
 
     def logits(self, hidden_SH: Tensor) -> Tensor:
         """See LanguageModel: float32 [S, V]."""
-        raise NotImplementedError
+        num_rows = hidden_SH.shape[0]
+        logits_SV = self._logits_SV[:num_rows]
+        if num_rows:
+            self._run_head(hidden_SH.contiguous(), logits_SV, self._buffers.first(num_rows))
+        return logits_SV
+
+    @property
+    def _parts(self) -> "_Loaded":
+        assert self._loaded is not None, "the weights come first"
+        return self._loaded
+
+    @property
+    def _cache(self) -> KvTensors:
+        assert self._kv is not None, "bind comes first"
+        return self._kv
+
+    def _run_layers(self, ids_T: Tensor, attention: StepAttention, buffers: StepBuffers) -> None:
+        parts, run = self._parts, self._products.run
+        embed(ids_T, parts.weights.embedding_VH, buffers.hidden_TH, overlap=self._products.overlap)
+        for index, (layer, heads) in enumerate(zip(parts.weights.layers, parts.heads, strict=True)):
+            run(QKV, layer.qkv, buffers.hidden_TH, buffers.qkv_TQ, buffers)
+            cache = self._cache.layer(index)
+            attention.attend(heads, cache, buffers.qkv_TQ, buffers.attended_TA)
+            run(OUTPUT, layer.output, buffers.attended_TA, buffers.hidden_TH, buffers)
+            run(GATE_UP, layer.gate_up, buffers.hidden_TH, buffers.gated_TF, buffers)
+            run(DOWN, layer.down, buffers.gated_TF, buffers.hidden_TH, buffers)
+
+    def _run_head(self, hidden_SH: Tensor, logits_SV: Tensor, buffers: StepBuffers) -> None:
+        weights = self._parts.weights
+        normalise(
+            hidden_SH,
+            buffers.normed_TH,
+            epsilon=self._config.norm_epsilon,
+            weight_H=weights.norm_H,
+            overlap=self._products.overlap,
+        )
+        self._products.run(HEAD, weights.head, buffers.normed_TH, logits_SV, buffers)
+
+    def _take_weights(self) -> None:
+        assert self._source is not None
+        weights = take_weights(self._source, self._config)
+        self._source = None
+        heads = _heads(self._config, weights, self._settings.context_tokens, self._device)
+        attention = make_attention(
+            heads[0],
+            max_rows=self._settings.max_rows,
+            is_fixed=self._settings.deterministic,
+            overlap=self._products.overlap,
+            device=self._device,
+        )
+        self._loaded = _Loaded(weights=weights, heads=heads, attention=attention)
+        for kind, layers in self._product_kinds().items():
+            self._products.choices[kind] = {
+                bound: default_config(layers[0], bound) for bound in ROW_BOUNDS
+            }
+
+    def _product_kinds(self) -> dict[str, list[Product]]:
+        weights = self._parts.weights
+        return {
+            QKV: [layer.qkv for layer in weights.layers],
+            OUTPUT: [layer.output for layer in weights.layers],
+            GATE_UP: [layer.gate_up for layer in weights.layers],
+            DOWN: [layer.down for layer in weights.layers],
+            HEAD: [weights.head],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loaded:
+    """What comes with the weights."""
+
+    weights: CudaWeights
+    heads: tuple[Heads, ...]
+    """Of each layer."""
+    attention: AttentionMaker
+
+
+def mixed_rows(batch: StepBatch) -> MixedRows:
+    """Returns the rows of a batch, each a slot of its own."""
+    rows = batch.rows
+    (table_RM,) = rows.block_tables
+    device = table_RM.device
+    is_chunk = rows.num_tokens != 1
+    num_rows = len(rows.num_tokens)
+    starts = np.append(rows.token_starts[:num_rows], len(batch.input_ids_T)).astype(np.int32)
+    return MixedRows(
+        input_ids_T=batch.input_ids_T.int(),
+        positions_T=batch.positions_T.int(),
+        slot_mapping_T=rows.slot_mapping[0],
+        row_starts_R1=torch.from_numpy(starts).to(device),
+        contexts_R=torch.from_numpy(rows.context_tokens.copy()).to(device),
+        slots_R=torch.arange(num_rows, dtype=torch.int32, device=device),
+        block_tables_SM=table_RM.int().contiguous(),
+        num_decode_rows=int(is_chunk.argmax()) if is_chunk.any() else num_rows,
+    )
+
+
+def _heads(
+    config: ModelConfig, weights: CudaWeights, context_tokens: int, device: torch.device
+) -> tuple[Heads, ...]:
+    with torch.device("cpu"):
+        frequencies_F, scale = rope_frequencies(config.rope, config.head_dim)
+    positions_P = torch.arange(context_tokens, dtype=torch.float32, device=device)
+    angles_PF = positions_P[:, None] * frequencies_F.to(device)
+    cosines, sines = angles_PF.cos() * scale, angles_PF.sin() * scale
+    return tuple(
+        Heads(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            cosines=cosines,
+            sines=sines,
+            q_norm_D=layer.q_norm_D,
+            k_norm_D=layer.k_norm_D,
+            norm_epsilon=config.norm_epsilon,
+        )
+        for layer in weights.layers
+    )

@@ -1,0 +1,174 @@
+"""How products and attention are divided among programs, and what was measured of it, on disk.
+
+A choice holds for the device, the libraries, the shape and the number of rows that it was measured
+with, and for nothing else.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+import torch
+import triton
+
+from antiphon_engine.cuda.kernels.paged_attention import PagedConfig
+from antiphon_engine.cuda.kernels.products import Product, ProductConfig
+
+_log = structlog.get_logger(__name__)
+
+FIXED: Final = ProductConfig(
+    block_out=64, block_in=64, num_stages=4, num_warps=4, block_rows=64, prefetch_lines=8
+)
+"""For products that don't depend on how many rows are computed."""
+
+_FORMAT: Final = 1
+_TILES: Final = (
+    (16, 256, 4, 4, 1), (32, 128, 5, 4, 1), (32, 256, 4, 4, 1), (64, 128, 4, 4, 1),
+    (64, 128, 6, 4, 1), (128, 64, 5, 4, 1), (64, 256, 3, 8, 1), (64, 128, 5, 4, 2),
+    (64, 128, 4, 4, 4), (32, 256, 4, 4, 2), (16, 256, 4, 4, 2),
+)  # fmt: skip
+_ONE_ROW_TILES: Final = (
+    (8, 512, 3, 4, 1), (16, 512, 2, 4, 1), (4, 1024, 3, 4, 1), (16, 256, 3, 4, 1),
+    (32, 256, 2, 8, 1), (8, 512, 3, 4, 2),
+)  # fmt: skip
+"""Output features, input features, stages, warps, splits."""
+
+
+def candidates(product: Product, num_rows: int) -> list[ProductConfig]:
+    """Returns what is worth measuring for a product of up to 256 rows."""
+    found = [_config(tile) for tile in _TILES]
+    if num_rows == 1:
+        found += [_config(tile, one_row=True) for tile in _ONE_ROW_TILES]
+    return [config for config in found if _is_sensible(product, num_rows, config)]
+
+
+def default_config(product: Product, num_rows: int) -> ProductConfig | None:
+    """Returns what serves where nothing was measured; None: cuBLAS."""
+    if num_rows > 64:
+        return None
+    found = candidates(product, num_rows)
+    wanted = [config for config in found if config.one_row == (num_rows == 1)]
+    return max(wanted or found, key=lambda config: _fill(product, config), default=None)
+
+
+def paged_config(num_rows: int) -> PagedConfig:
+    """Returns how the attention of so many rows is divided."""
+    if num_rows <= 2:
+        return PagedConfig(max_splits=32, min_split_tokens=64, block_tokens=64, num_stages=3)
+    if num_rows <= 8:
+        return PagedConfig(max_splits=16, min_split_tokens=128, block_tokens=64, num_stages=3)
+    if num_rows <= 32:
+        return PagedConfig(max_splits=8, min_split_tokens=512, block_tokens=64, num_stages=3)
+    return PagedConfig(max_splits=4, min_split_tokens=1024, block_tokens=64, num_stages=3)
+
+
+def _config(tile: tuple[int, int, int, int, int], *, one_row: bool = False) -> ProductConfig:
+    block_out, block_in, num_stages, num_warps, num_splits = tile
+    return ProductConfig(
+        block_out=block_out,
+        block_in=block_in,
+        num_stages=num_stages,
+        num_warps=num_warps,
+        num_splits=num_splits,
+        one_row=one_row,
+    )
+
+
+def _is_sensible(product: Product, num_rows: int, config: ProductConfig) -> bool:
+    if config.num_splits > 1 and not product.can_split():
+        return False
+    if product.is_gate_up and config.block_out == 128:
+        return False
+    if num_rows > 16 and config.block_out < 32:
+        return False
+    if _shared_bytes(product, num_rows, config) > _SHARED_BYTES:
+        return False
+    is_even = product.num_out % config.block_out == 0
+    return is_even and product.num_in % (config.block_in * config.num_splits) == 0
+
+
+_SHARED_BYTES: Final = 220 << 10
+"""What a program may take of a multiprocessor's shared memory."""
+
+
+def _shared_bytes(product: Product, num_rows: int, config: ProductConfig) -> int:
+    if config.one_row:
+        return 0
+    rows = max(16, 1 << (num_rows - 1).bit_length())
+    columns = rows + config.block_out * (2 if product.is_gate_up else 1)
+    return config.num_stages * config.block_in * columns * product.weight_NK.element_size()
+
+
+def _fill(product: Product, config: ProductConfig) -> tuple[int, int]:
+    """Orders configurations: first those that keep a device busy, of them the largest tiles."""
+    num_programs = product.num_out // config.block_out * config.num_splits
+    return min(num_programs, 4 * 132), config.block_out * config.block_in
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredChoices:
+    """Choices of one device and its libraries in a file, which is kept whole at every moment."""
+
+    path: Path | None
+    _known: dict[str, ProductConfig | None]
+
+    @classmethod
+    def open(cls, cache_dir: Path | None, device_name: str) -> "MeasuredChoices":
+        """Reads what is known; nothing, where there is no file or it can't be read."""
+        if cache_dir is None:
+            return cls(None, {})
+        versions = [device_name, torch.__version__, triton.__version__, str(_FORMAT)]
+        digest = hashlib.sha256("\n".join(versions).encode()).hexdigest()[:16]
+        path = cache_dir / f"cuda-products-{digest}.json"
+        try:
+            known = msgspec.json.decode(path.read_bytes(), type=dict[str, ProductConfig | None])
+        except FileNotFoundError:
+            known = {}
+        except (OSError, msgspec.DecodeError) as error:
+            _log.warning("measured choices can't be read", path=str(path), error=str(error))
+            known = {}
+        return cls(path, known)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._known
+
+    def __getitem__(self, key: str) -> ProductConfig | None:
+        return self._known[key]
+
+    def __setitem__(self, key: str, config: ProductConfig | None) -> None:
+        self._known[key] = config
+
+    def save(self) -> None:
+        """Writes the file, if there is one. What can't be written is measured again next time."""
+        if self.path is None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=".choices-")
+            with os.fdopen(handle, "wb") as file:
+                file.write(msgspec.json.encode(self._known))
+            Path(name).replace(self.path)
+        except OSError as error:
+            _log.warning("measured choices can't be kept", path=str(self.path), error=str(error))
+
+
+def choice_key(product: Product, num_rows: int, *, out_dtype: torch.dtype, overlap: bool) -> str:
+    """Returns a product's name among the measured choices."""
+    parts: Sequence[object] = (
+        f"{product.num_out}x{product.num_in}",
+        product.weight_NK.dtype,
+        out_dtype,
+        "norm" if product.norm_epsilon is not None else "plain",
+        "gate_up" if product.is_gate_up else "single",
+        "added" if product.is_added else "stored",
+        "bias" if product.bias_N is not None else "unbiased",
+        "overlap" if overlap else "apart",
+        num_rows,
+    )
+    return " ".join(str(part).removeprefix("torch.") for part in parts)

@@ -1,0 +1,333 @@
+"""A decode step's attention in one kernel.
+
+It normalises and rotates heads, stores the new key and value, attends to the cache, and sums what
+programs did that share a row.
+
+How many programs share a row follows from its length, which is read on the device: a captured
+launch has as many as there may be, and those that aren't needed end at once. So it serves rows that
+grow. A row's numbers depend on its own length and on the configuration.
+
+Shape suffixes: B rows, N query heads, K key-value heads, D head dimension, P blocks of the pool,
+G query heads of a key-value head.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+from triton import jit, next_power_of_2
+from triton import language as tl
+
+from antiphon_engine.cuda.kernels.heads import norm_weight, rotated_heads, rotation
+from antiphon_engine.cuda.kernels.launching import (
+    launch_options,
+    let_next_start,
+    prefetch,
+    wait_for_previous,
+)
+
+LOG2_E: Final = 1.4426950408889634
+"""Scores are to the base of 2."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedConfig:
+    """How rows are divided among programs."""
+
+    max_splits: int
+    """Programs that share a row's tokens, at most."""
+    min_split_tokens: int
+    """Tokens that are worth a program."""
+    block_tokens: int = 64
+    """Tokens of one turn of a program's loop."""
+    num_stages: int = 3
+    num_warps: int = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """What a layer's heads are, and how they are prepared."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    cosines: Tensor
+    """float32 [positions, D / 2]; scaled as the model asks."""
+    sines: Tensor
+    q_norm_D: Tensor | None
+    """The norm of each query head; None: there is none."""
+    k_norm_D: Tensor | None
+    norm_epsilon: float
+
+    @property
+    def width(self) -> int:
+        """Features of a token's queries, keys and values."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedRows:
+    """Rows of one token: see `step_rows.DecodeRows`."""
+
+    positions_B: Tensor
+    slots_B: Tensor
+    block_tables_SM: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PagedWorkspace:
+    """What programs that share a row leave for each other. Launches in order may share it."""
+
+    sums: Tensor
+    """float32 [B, K, splits, G, D] and more."""
+    largest: Tensor
+    """float32 [B, K, splits, G] and more: the largest scores."""
+    weights: Tensor
+    """float32 as `largest`: sums of weights."""
+    arrivals: Tensor
+    """int32 [B, K] and more; zeros between launches."""
+
+    @classmethod
+    def allocate(
+        cls, heads: Heads, *, num_row_splits: int, num_rows: int, device: torch.device
+    ) -> "PagedWorkspace":
+        """Returns a workspace for rows times splits, and rows, up to these."""
+        cells = num_row_splits * heads.num_heads
+
+        def floats(*shape: int) -> Tensor:
+            return torch.empty(shape, dtype=torch.float32, device=device)
+
+        arrivals = torch.zeros(num_rows * heads.num_kv_heads, dtype=torch.int32, device=device)
+        return cls(floats(cells, heads.head_dim), floats(cells), floats(cells), arrivals)
+
+
+def attend_paged(
+    qkv_BF: Tensor,
+    out_BF: Tensor,
+    cache: tuple[Tensor, Tensor],
+    *,
+    heads: Heads,
+    rows: PagedRows,
+    config: PagedConfig,
+    workspace: PagedWorkspace,
+    overlap: bool = False,
+) -> None:
+    """Launches the attention of rows of one token, whose keys and values go into the cache.
+
+    Args:
+        qkv_BF: [B, (N + 2 K) D], queries first; neither normalised nor rotated.
+        out_BF: [B, N D].
+        cache: Keys and values of the layer, [P, block, K, D] each, contiguous.
+        heads: The layer's.
+        rows: Where their context lies. Rows at position -1 write nothing.
+        config: How they are divided.
+        workspace: One that is large enough.
+        overlap: Whether the kernel may start before the one in front of it has ended.
+    """
+    keys, values = cache
+    num_rows = rows.positions_B.shape[0]
+    grid = (config.max_splits, heads.num_kv_heads, num_rows)
+    assert num_rows * config.max_splits * heads.num_heads <= workspace.largest.numel()
+    q_norm = qkv_BF if heads.q_norm_D is None else heads.q_norm_D
+    k_norm = qkv_BF if heads.k_norm_D is None else heads.k_norm_D
+    _paged_kernel[grid](
+        qkv_BF, out_BF, keys, values, q_norm, k_norm, heads.cosines, heads.sines,
+        rows.positions_B, rows.slots_B, rows.block_tables_SM, rows.block_tables_SM.shape[1],
+        workspace.sums, workspace.largest, workspace.weights, workspace.arrivals,
+        heads.norm_epsilon, heads.head_dim**-0.5 * LOG2_E,
+        HEADS=heads.num_heads,
+        KV_HEADS=heads.num_kv_heads,
+        ROWS=max(16, next_power_of_2(heads.num_heads // heads.num_kv_heads)),
+        D=heads.head_dim,
+        BLOCK=keys.shape[1],
+        NORM=heads.q_norm_D is not None,
+        SPLITS=config.max_splits,
+        MIN_TOKENS=config.min_split_tokens,
+        TOKENS=config.block_tokens,
+        STAGES=config.num_stages,
+        OVERLAP=overlap,
+        num_warps=config.num_warps,
+        **launch_options(overlap=overlap),
+    )  # fmt: skip
+
+
+@jit
+def block_places(
+    table, token, mask, kv_head, BLOCK: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr
+):
+    """Returns where tokens' keys and values begin in the cache, int64."""
+    block = tl.load(table + token // BLOCK, mask=mask, other=0).to(tl.int64)
+    return ((block * BLOCK + token % BLOCK) * KV_HEADS + kv_head) * D
+
+
+@jit
+def _store_new(
+    qkv_row, keys, values, place, own_D, partner_D, cosine_D, sine_D, epsilon, kv_head,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Puts the row's key and value into the cache and returns them as they lie there: [1, D]."""
+    one = tl.arange(0, 1)
+    feature = tl.arange(0, D)
+    key = rotated_heads(
+        qkv_row + (HEADS + kv_head + one) * D, one == 0, own_D, partner_D, cosine_D, sine_D,
+        epsilon, D, NORM,
+    ).to(keys.dtype.element_ty)  # fmt: skip
+    at = one[:, None] + feature[None, :]
+    value = tl.load(qkv_row + (HEADS + KV_HEADS + kv_head) * D + at)
+    tl.store(keys + place + at, key)
+    tl.store(values + place + at, value)
+    return key, value
+
+
+@jit
+def _merge(
+    sums, largest, weights, cell, num_splits,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Returns the attention of a row that programs have shared, [ROWS, D], in their order."""
+    row = tl.arange(0, ROWS)
+    feature = tl.arange(0, D)
+    is_row = row < GROUP
+    best = tl.full([ROWS], -1.0e30, tl.float32)
+    for split in range(num_splits):
+        score = tl.load(
+            largest + (cell + split) * GROUP + row, mask=is_row, other=-1.0e30, cache_modifier=".cg"
+        )
+        best = tl.maximum(best, score)
+    total = tl.zeros([ROWS, D], tl.float32)
+    weight = tl.zeros([ROWS], tl.float32)
+    for split in range(num_splits):
+        at = (cell + split) * GROUP + row
+        score = tl.load(largest + at, mask=is_row, other=-1.0e30, cache_modifier=".cg")
+        share = tl.exp2(score - best)
+        weight += share * tl.load(weights + at, mask=is_row, other=1.0, cache_modifier=".cg")
+        place = at[:, None] * D + feature[None, :]
+        total += share[:, None] * tl.load(
+            sums + place, mask=is_row[:, None], other=0.0, cache_modifier=".cg"
+        )
+    return total / weight[:, None]
+
+
+@jit
+def _attend(
+    q, keys, values, table, kv_head, first, end, best, weight, total, scale,
+    BLOCK: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, TOKENS: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """Goes on with a sum over the tokens from `first` to `end` of the cache."""
+    token = tl.arange(0, TOKENS)
+    feature = tl.arange(0, D)
+    for start in tl.range(first, end, TOKENS, num_stages=STAGES):
+        seen = start + token < end
+        at = block_places(table, start + token, seen, kv_head, BLOCK, KV_HEADS, D)
+        k = tl.load(keys + at[None, :] + feature[:, None], mask=seen[None, :], other=0.0)
+        v = tl.load(values + at[:, None] + feature[None, :], mask=seen[:, None], other=0.0)
+        scores = tl.dot(q, k, input_precision="ieee") * scale
+        scores = tl.where(seen[None, :], scores, -1.0e30)
+        better = tl.maximum(best, tl.max(scores, 1))
+        shares = tl.exp2(scores - better[:, None])
+        fade = tl.exp2(best - better)
+        weight = weight * fade + tl.sum(shares, 1)
+        total = tl.dot(shares.to(v.dtype), v, total * fade[:, None], input_precision="ieee")
+        best = better
+    return best, weight, total
+
+
+@jit
+def _hand_over(
+    best, weight, total, sums, largest, weights, arrivals, place, split, num_splits,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Leaves what a program has of a row; the last one that comes writes the row's attention."""
+    row = tl.arange(0, ROWS)
+    is_row = row < GROUP
+    group = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
+    cell = group * SPLITS
+    at = (cell + split) * GROUP + row
+    tl.store(sums + at[:, None] * D + tl.arange(0, D)[None, :], total, mask=is_row[:, None])
+    tl.store(largest + at, best, mask=is_row)
+    tl.store(weights + at, weight, mask=is_row)
+    # All of this program's stores come before its arrival, and all loads behind the last one.
+    tl.debug_barrier()
+    num_before = tl.atomic_add(arrivals + group, 1, sem="acq_rel")
+    if num_before == num_splits - 1:
+        tl.debug_barrier()
+        merged = _merge(sums, largest, weights, cell, num_splits, GROUP, ROWS, D)
+        tl.store(place, merged.to(place.dtype.element_ty), mask=is_row[:, None])
+        tl.store(arrivals + group, 0)
+
+
+@jit(do_not_specialize_on_alignment=["positions", "slots", "tables"])
+def _paged_kernel(
+    qkv, out, keys, values, q_norm, k_norm, cosines, sines, positions, slots, tables, table_width,
+    sums, largest, weights, arrivals, epsilon, scale,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
+    BLOCK: tl.constexpr, NORM: tl.constexpr, SPLITS: tl.constexpr, MIN_TOKENS: tl.constexpr,
+    TOKENS: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Grid: splits, key-value heads, rows. Scores are to the base of 2."""
+    let_next_start(OVERLAP)
+    b = tl.program_id(2)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(0)
+    position = tl.load(positions + b)
+    # What one program takes, in whole turns; the new token is the last program's.
+    share = tl.maximum(tl.cdiv(position + 1, SPLITS), MIN_TOKENS)
+    share = tl.cdiv(share, TOKENS) * TOKENS
+    num_splits = tl.cdiv(position + 1, share)
+    if split >= num_splits:
+        return
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    table = tables + tl.load(slots + b).to(tl.int64) * table_width
+    first = split * share
+    end = tl.minimum(first + share, position)
+    token = tl.arange(0, TOKENS)
+    feature = tl.arange(0, D)
+    row = tl.arange(0, ROWS)
+    is_row = row < GROUP
+    if OVERLAP:
+        line = tl.arange(0, (D + 63) // 64)[None, :] * 64
+        at = block_places(table, first + token, first + token < end, kv_head, BLOCK, KV_HEADS, D)
+        prefetch(keys + at[:, None] + line)
+        prefetch(values + at[:, None] + line)
+    cosine, sine = rotation(cosines, sines, position, D)
+    q_own, q_partner = norm_weight(q_norm, D, NORM)
+    k_own, k_partner = norm_weight(k_norm, D, NORM)
+    wait_for_previous(OVERLAP)
+    qkv_row = qkv + b * (HEADS + 2 * KV_HEADS) * D
+    q = rotated_heads(
+        qkv_row + (kv_head * GROUP + row) * D,
+        is_row,
+        q_own,
+        q_partner,
+        cosine,
+        sine,
+        epsilon,
+        D,
+        NORM,
+    ).to(keys.dtype.element_ty)
+    best = tl.full([ROWS], -1.0e30, tl.float32)
+    weight = tl.zeros([ROWS], tl.float32)
+    total = tl.zeros([ROWS, D], tl.float32)
+    if split == num_splits - 1:
+        place = block_places(table, position, True, kv_head, BLOCK, KV_HEADS, D)
+        key, value = _store_new(
+            qkv_row, keys, values, place, k_own, k_partner, cosine, sine, epsilon, kv_head,
+            HEADS, KV_HEADS, D, NORM,
+        )  # fmt: skip
+        best = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * scale
+        weight += 1.0
+        total += value.to(tl.float32)
+    best, weight, total = _attend(
+        q, keys, values, table, kv_head, first, end, best, weight, total, scale,
+        BLOCK, KV_HEADS, D, TOKENS, STAGES,
+    )  # fmt: skip
+    place = out + (b * HEADS + kv_head * GROUP + row)[:, None] * D + feature[None, :]
+    if num_splits == 1:
+        tl.store(place, (total / weight[:, None]).to(out.dtype.element_ty), mask=is_row[:, None])
+    else:
+        _hand_over(
+            best, weight, total, sums, largest, weights, arrivals, place, split, num_splits,
+            GROUP, ROWS, D, SPLITS,
+        )  # fmt: skip

@@ -1,0 +1,259 @@
+"""Attention of rows of several tokens over the paged cache, which holds their own keys and values.
+
+Queries of one row stand together in tiles, with all query heads of a key-value head; a tile goes
+through the cache from position 0, in blocks that are counted from there. So a query's numbers
+depend on its position and context alone, wherever its prompt was cut and whatever is computed
+beside it, if `one_loop` is set: then this kernel serves decodes as well.
+
+All sizes are read on the device but the number of tiles, which only has to be enough.
+
+Shape suffixes: T tokens, R rows, N query heads, K key-value heads, D head dimension, P blocks of
+the pool.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from triton import cdiv, jit, next_power_of_2
+from triton import language as tl
+
+from antiphon_engine.cuda.kernels.heads import norm_weight, rotated_heads, rotation
+from antiphon_engine.cuda.kernels.paged_attention import LOG2_E, Heads, block_places
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillConfig:
+    """How rows are divided among programs."""
+
+    tile_rows: int = 128
+    """Queries times heads of a program."""
+    block_tokens: int = 64
+    """Tokens of the cache of one turn of its loop."""
+    num_stages: int = 3
+    num_warps: int = 8
+    one_loop: bool = False
+    """Whether whole blocks are masked like those that queries see a part of: without that, the two
+    are compiled apart, and a query's numbers depend on which blocks its tile sees whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillRows:
+    """Rows of any number of tokens: see `step_rows.MixedRows`."""
+
+    row_starts_R1: Tensor
+    contexts_R: Tensor
+    slots_R: Tensor
+    block_tables_SM: Tensor
+    num_tokens: int
+    """Of all rows, at most."""
+
+
+def attend_rows(
+    qkv_TF: Tensor,
+    out_TF: Tensor,
+    cache: tuple[Tensor, Tensor],
+    *,
+    heads: Heads,
+    rows: PrefillRows,
+    config: PrefillConfig,
+) -> None:
+    """Launches the attention of rows, whose keys and values lie in the cache.
+
+    Args:
+        qkv_TF: [T, (N + 2 K) D], queries first and rotated, as `store_heads` leaves them.
+        out_TF: [T, N D].
+        cache: Keys and values of the layer, [P, block, K, D] each, contiguous.
+        heads: The layer's.
+        rows: Which tokens belong together; empty rows take no part.
+        config: How they are divided.
+    """
+    keys, values = cache
+    group = heads.num_heads // heads.num_kv_heads
+    tile_rows = max(config.tile_rows, next_power_of_2(group))
+    num_rows = rows.slots_R.shape[0]
+    num_tiles = rows.num_tokens // (tile_rows // group) + num_rows
+    _rows_kernel[(num_tiles, heads.num_kv_heads)](
+        qkv_TF, out_TF, keys, values, rows.row_starts_R1, rows.contexts_R, rows.slots_R,
+        rows.block_tables_SM, rows.block_tables_SM.shape[1], num_rows,
+        heads.head_dim**-0.5 * LOG2_E,
+        HEADS=heads.num_heads,
+        KV_HEADS=heads.num_kv_heads,
+        D=heads.head_dim,
+        BLOCK=keys.shape[1],
+        TILE=tile_rows,
+        TOKENS=config.block_tokens,
+        ROW_PLACES=max(16, next_power_of_2(num_rows)),
+        STAGES=config.num_stages,
+        ONE_LOOP=config.one_loop,
+        num_warps=config.num_warps,
+    )  # fmt: skip
+
+
+@jit
+def _tile_row(starts, num_rows, tile, TILE_TOKENS: tl.constexpr, ROW_PLACES: tl.constexpr):
+    """Returns the row that a tile belongs to, and which of its tiles it is.
+
+    Row r's tiles begin at starts[r] // TILE_TOKENS + r: that leaves each as many as it needs.
+    """
+    row = tl.arange(0, ROW_PLACES)
+    start = tl.load(starts + row, mask=row < num_rows, other=0)
+    is_behind = (row < num_rows) & (start // TILE_TOKENS + row <= tile)
+    found = tl.sum(is_behind.to(tl.int32), 0) - 1
+    return found, tile - tl.load(starts + found) // TILE_TOKENS - found
+
+
+@jit
+def _turn(
+    q, keys, values, table, start, kv_head, position, num_seen, best, weight, total, scale,
+    BLOCK: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, TOKENS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """Goes on with a sum over one block of tokens; CAUSAL: not every query sees all of them."""
+    token = start + tl.arange(0, TOKENS)
+    feature = tl.arange(0, D)
+    if CAUSAL:
+        is_there = token < num_seen
+        at = block_places(table, token, is_there, kv_head, BLOCK, KV_HEADS, D)
+        k = tl.load(keys + at[None, :] + feature[:, None], mask=is_there[None, :], other=0.0)
+        v = tl.load(values + at[:, None] + feature[None, :], mask=is_there[:, None], other=0.0)
+    else:
+        block = tl.load(table + token // BLOCK).to(tl.int64)
+        at = ((block * BLOCK + token % BLOCK) * KV_HEADS + kv_head) * D
+        k = tl.load(keys + at[None, :] + feature[:, None])
+        v = tl.load(values + at[:, None] + feature[None, :])
+    scores = tl.dot(q, k, input_precision="ieee") * scale
+    if CAUSAL:
+        scores = tl.where(token[None, :] <= position[:, None], scores, -1.0e30)
+    better = tl.maximum(best, tl.max(scores, 1))
+    shares = tl.exp2(scores - better[:, None])
+    fade = tl.exp2(best - better)
+    weight = weight * fade + tl.sum(shares, 1)
+    total = tl.dot(shares.to(v.dtype), v, total * fade[:, None], input_precision="ieee")
+    return better, weight, total
+
+
+@jit(
+    do_not_specialize=["num_rows"],
+    do_not_specialize_on_alignment=["starts", "contexts", "slots", "tables"],
+)
+def _rows_kernel(
+    qkv, out, keys, values, starts, contexts, slots, tables, table_width, num_rows, scale,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr, TOKENS: tl.constexpr, ROW_PLACES: tl.constexpr, STAGES: tl.constexpr,
+    ONE_LOOP: tl.constexpr,
+):  # fmt: skip
+    """Grid: tiles, key-value heads. Scores are to the base of 2."""
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    TILE_TOKENS: tl.constexpr = TILE // GROUP
+    # The last tiles of a prompt see most: they go first.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    kv_head = tl.program_id(1)
+    r, row_tile = _tile_row(starts, num_rows, tile, TILE_TOKENS, ROW_PLACES)
+    start = tl.load(starts + r)
+    num_tokens = tl.load(starts + r + 1) - start
+    if row_tile * TILE_TOKENS >= num_tokens:
+        return
+    context = tl.load(contexts + r)
+    table = tables + tl.load(slots + r).to(tl.int64) * table_width
+    place = tl.arange(0, TILE)
+    feature = tl.arange(0, D)
+    query = row_tile * TILE_TOKENS + place // GROUP
+    is_query = (place < TILE_TOKENS * GROUP) & (query < num_tokens)
+    head = kv_head * GROUP + place % GROUP
+    token = (start + query).to(tl.int64)
+    q_places = token * ((HEADS + 2 * KV_HEADS) * D) + head * D
+    q = tl.load(qkv + q_places[:, None] + feature[None, :], mask=is_query[:, None], other=0.0)
+    position = context + query
+    num_seen = context + tl.minimum((row_tile + 1) * TILE_TOKENS, num_tokens)
+    num_full = 0
+    if not ONE_LOOP:
+        num_full = (context + row_tile * TILE_TOKENS + 1) // TOKENS * TOKENS
+    best = tl.full([TILE], -1.0e30, tl.float32)
+    weight = tl.zeros([TILE], tl.float32)
+    total = tl.zeros([TILE, D], tl.float32)
+    for at in tl.range(0, num_full, TOKENS, num_stages=STAGES):
+        best, weight, total = _turn(
+            q, keys, values, table, at, kv_head, position, num_seen, best, weight, total, scale,
+            BLOCK, KV_HEADS, D, TOKENS, False,
+        )  # fmt: skip
+    for at in tl.range(num_full, num_seen, TOKENS, num_stages=STAGES):
+        best, weight, total = _turn(
+            q, keys, values, table, at, kv_head, position, num_seen, best, weight, total, scale,
+            BLOCK, KV_HEADS, D, TOKENS, True,
+        )  # fmt: skip
+    out_places = token * (HEADS * D) + head * D
+    tl.store(
+        out + out_places[:, None] + feature[None, :],
+        (total / weight[:, None]).to(out.dtype.element_ty),
+        mask=is_query[:, None],
+    )
+
+
+def store_heads(
+    qkv_TF: Tensor,
+    cache: tuple[Tensor, Tensor],
+    *,
+    heads: Heads,
+    positions_T: Tensor,
+    slot_mapping_T: Tensor,
+) -> None:
+    """Normalises and rotates heads: queries in place; keys and values go into the cache.
+
+    Args:
+        qkv_TF: [T, (N + 2 K) D], queries first; its keys stay as they are.
+        cache: Keys and values of the layer, [P, block, K, D] each, contiguous.
+        heads: The layer's.
+        positions_T: int32; where it is negative, nothing is written.
+        slot_mapping_T: int64: block * block_tokens + offset.
+    """
+    keys, values = cache
+    num_heads = heads.num_heads + 2 * heads.num_kv_heads
+    q_norm = qkv_TF if heads.q_norm_D is None else heads.q_norm_D
+    k_norm = qkv_TF if heads.k_norm_D is None else heads.k_norm_D
+    _store_kernel[(qkv_TF.shape[0], cdiv(num_heads, _STORED_HEADS))](
+        qkv_TF, keys, values, q_norm, k_norm, heads.cosines, heads.sines, positions_T,
+        slot_mapping_T, heads.norm_epsilon,
+        HEADS=heads.num_heads,
+        KV_HEADS=heads.num_kv_heads,
+        D=heads.head_dim,
+        NORM=heads.q_norm_D is not None,
+        TILE=_STORED_HEADS,
+        num_warps=2,
+    )  # fmt: skip
+
+
+_STORED_HEADS = 8
+"""Heads of a program of `store_heads`."""
+
+
+@jit(do_not_specialize_on_alignment=["positions", "slot_mapping"])
+def _store_kernel(
+    qkv, keys, values, q_norm, k_norm, cosines, sines, positions, slot_mapping, epsilon,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """Grid: tokens, tiles of heads."""
+    t = tl.program_id(0)
+    position = tl.load(positions + t)
+    if position < 0:
+        return
+    head = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    feature = tl.arange(0, D)
+    cosine, sine = rotation(cosines, sines, position, D)
+    rows = qkv + t.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * D) + head * D
+    slot = tl.load(slot_mapping + t)
+    stored = (slot * KV_HEADS + (head - HEADS) % KV_HEADS) * D
+    is_q = head < HEADS
+    is_k = (head >= HEADS) & (head < HEADS + KV_HEADS)
+    is_v = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
+    own, partner = norm_weight(q_norm, D, NORM)
+    q = rotated_heads(rows, is_q, own, partner, cosine, sine, epsilon, D, NORM)
+    own, partner = norm_weight(k_norm, D, NORM)
+    k = rotated_heads(rows, is_k, own, partner, cosine, sine, epsilon, D, NORM)
+    v = tl.load(rows[:, None] + feature[None, :], mask=is_v[:, None], other=0.0)
+    # Every read of a head comes before its write.
+    tl.debug_barrier()
+    element = qkv.dtype.element_ty
+    tl.store(rows[:, None] + feature[None, :], q.to(element), mask=is_q[:, None])
+    tl.store(keys + stored[:, None] + feature[None, :], k.to(element), mask=is_k[:, None])
+    tl.store(values + stored[:, None] + feature[None, :], v, mask=is_v[:, None])
