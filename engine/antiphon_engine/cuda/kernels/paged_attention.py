@@ -135,6 +135,7 @@ def attend_paged(
         qkv_BF, out_BF, keys, values, q_norm, k_norm, heads.cosines, heads.sines,
         rows.positions_B, rows.slots_B, rows.block_tables_SM, rows.block_tables_SM.shape[1],
         workspace.sums, workspace.largest, workspace.weights, workspace.arrivals,
+        config.max_splits, config.min_split_tokens,
         heads.norm_epsilon, heads.head_dim**-0.5 * LOG2_E,
         HEADS=heads.num_heads,
         KV_HEADS=heads.num_kv_heads,
@@ -142,8 +143,6 @@ def attend_paged(
         D=heads.head_dim,
         BLOCK=keys.shape[1],
         NORM=heads.q_norm_D is not None,
-        SPLITS=config.max_splits,
-        MIN_TOKENS=config.min_split_tokens,
         TOKENS=config.block_tokens,
         STAGES=config.num_stages,
         OVERLAP=overlap,
@@ -236,14 +235,14 @@ def _attend(
 
 @jit
 def _hand_over(
-    best, weight, total, sums, largest, weights, arrivals, place, split, num_splits,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
+    best, weight, total, sums, largest, weights, arrivals, place, split, num_splits, max_splits,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Leaves what a program has of a row; the last one that comes writes the row's attention."""
     row = tl.arange(0, ROWS)
     is_row = row < GROUP
     group = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
-    cell = group * SPLITS
+    cell = group * max_splits
     at = (cell + split) * GROUP + row
     tl.store(sums + at[:, None] * D + tl.arange(0, D)[None, :], total, mask=is_row[:, None])
     tl.store(largest + at, best, mask=is_row)
@@ -258,13 +257,16 @@ def _hand_over(
         tl.store(arrivals + group, 0)
 
 
-@jit(do_not_specialize_on_alignment=["positions", "slots", "tables"])
+@jit(
+    do_not_specialize=["max_splits", "min_tokens"],
+    do_not_specialize_on_alignment=["positions", "slots", "tables"],
+)
 def _paged_kernel(
     qkv, out, keys, values, q_norm, k_norm, cosines, sines, positions, slots, tables, table_width,
-    sums, largest, weights, arrivals, epsilon, scale,
+    sums, largest, weights, arrivals, max_splits, min_tokens, epsilon, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
-    BLOCK: tl.constexpr, NORM: tl.constexpr, SPLITS: tl.constexpr, MIN_TOKENS: tl.constexpr,
-    TOKENS: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
+    BLOCK: tl.constexpr, NORM: tl.constexpr, TOKENS: tl.constexpr, STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: splits, key-value heads, rows. Scores are to the base of 2."""
     let_next_start(OVERLAP)
@@ -273,7 +275,7 @@ def _paged_kernel(
     split = tl.program_id(0)
     position = tl.load(positions + b)
     # What one program takes, in whole turns; the new token is the last program's.
-    share = tl.maximum(tl.cdiv(position + 1, SPLITS), MIN_TOKENS)
+    share = tl.maximum(tl.cdiv(position + 1, max_splits), min_tokens)
     share = tl.cdiv(share, TOKENS) * TOKENS
     num_splits = tl.cdiv(position + 1, share)
     if split >= num_splits:
@@ -297,16 +299,9 @@ def _paged_kernel(
     wait_for_previous(OVERLAP)
     qkv_row = qkv + b * (HEADS + 2 * KV_HEADS) * D
     q = rotated_heads(
-        qkv_row + (kv_head * GROUP + row) * D,
-        is_row,
-        q_own,
-        q_partner,
-        cosine,
-        sine,
-        epsilon,
-        D,
-        NORM,
-    ).to(keys.dtype.element_ty)
+        qkv_row + (kv_head * GROUP + row) * D, is_row, q_own, q_partner, cosine, sine, epsilon,
+        D, NORM,
+    ).to(keys.dtype.element_ty)  # fmt: skip
     best = tl.full([ROWS], -1.0e30, tl.float32)
     weight = tl.zeros([ROWS], tl.float32)
     total = tl.zeros([ROWS, D], tl.float32)
@@ -329,5 +324,5 @@ def _paged_kernel(
     else:
         _hand_over(
             best, weight, total, sums, largest, weights, arrivals, place, split, num_splits,
-            GROUP, ROWS, D, SPLITS,
+            max_splits, GROUP, ROWS, D,
         )  # fmt: skip

@@ -1,0 +1,214 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from antiphon_engine.cuda.kernels.paged_attention import (
+    Heads,
+    PagedConfig,
+    PagedRows,
+    PagedWorkspace,
+    attend_paged,
+)
+from antiphon_engine.cuda.kernels.prefill_attention import (
+    PrefillConfig,
+    PrefillRows,
+    attend_rows,
+    store_heads,
+)
+from support import cuda_reference as reference
+
+NUM_SLOTS, NUM_BLOCKS = 4, 8
+PAGED = PagedConfig(max_splits=4, min_split_tokens=16, block_tokens=16, num_stages=2)
+PREFILL = PrefillConfig(tile_rows=32, block_tokens=16, num_stages=2, num_warps=4)
+EPSILON = 1e-5
+
+
+class Cache:
+    """A pool with a table, and heads of one layer."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        heads: tuple[int, int, int],
+        *,
+        block_tokens: int = 16,
+        norm: bool = False,
+    ) -> None:
+        num_heads, num_kv_heads, head_dim = heads
+        angles = torch.randn(256, head_dim // 2, device=device)
+        weights = torch.rand(2, head_dim, device=device).to(dtype) + 0.5
+        self.heads = Heads(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            cosines=angles.cos(),
+            sines=angles.sin(),
+            q_norm_D=weights[0] if norm else None,
+            k_norm_D=weights[1] if norm else None,
+            norm_epsilon=EPSILON,
+        )
+        shape = (NUM_SLOTS * NUM_BLOCKS + 1, block_tokens, num_kv_heads, head_dim)
+        self.pools = tuple(torch.randn(shape, device=device).to(dtype) for _ in range(2))
+        blocks = torch.randperm(NUM_SLOTS * NUM_BLOCKS, device=device).int() + 1
+        self.tables = blocks.view(NUM_SLOTS, NUM_BLOCKS)
+        self.block_tokens = block_tokens
+        self.device, self.dtype = device, dtype
+
+    def qkv(self, num_tokens: int) -> Tensor:
+        return torch.randn(num_tokens, self.heads.width, device=self.device).to(self.dtype)
+
+    def ints(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
+
+    def out(self, num_tokens: int) -> Tensor:
+        size = self.heads.num_heads * self.heads.head_dim
+        return torch.full((num_tokens, size), float("nan"), device=self.device, dtype=self.dtype)
+
+    def context(self, slot: int, num_tokens: int) -> tuple[Tensor, Tensor]:
+        keys, values = self.pools
+        table = self.tables[slot]
+        return tuple(reference.gathered(pool, table, num_tokens) for pool in (keys, values))
+
+    def decode(self, qkv: Tensor, positions: list[int], slots: list[int], config: PagedConfig):
+        out = self.out(len(positions))
+        workspace = PagedWorkspace.allocate(
+            self.heads, num_row_splits=4 * 8, num_rows=8, device=self.device
+        )
+        attend_paged(
+            qkv,
+            out,
+            self.pools,
+            heads=self.heads,
+            rows=PagedRows(
+                positions_B=self.ints(positions),
+                slots_B=self.ints(slots),
+                block_tables_SM=self.tables,
+            ),
+            config=config,
+            workspace=workspace,
+        )
+        assert not workspace.arrivals.any()
+        return out
+
+    def prefill(self, qkv: Tensor, rows: list[tuple[int, int, int]], config=PREFILL) -> Tensor:
+        """Rows are slots, contexts and numbers of tokens."""
+        places = [(slot, at) for slot, begin, count in rows for at in range(begin, begin + count)]
+        ends = torch.tensor([0, *(count for _, _, count in rows)]).cumsum(0)
+        mapping = [
+            int(self.tables[slot, at // self.block_tokens]) * self.block_tokens
+            + at % self.block_tokens
+            for slot, at in places
+        ]
+        store_heads(
+            qkv,
+            self.pools,
+            heads=self.heads,
+            positions_T=self.ints([at for _, at in places]),
+            slot_mapping_T=torch.tensor(mapping, device=self.device),
+        )
+        out = self.out(len(places))
+        attend_rows(
+            qkv,
+            out,
+            self.pools,
+            heads=self.heads,
+            rows=PrefillRows(
+                row_starts_R1=self.ints(ends.tolist()),
+                contexts_R=self.ints([begin for _, begin, _ in rows]),
+                slots_R=self.ints([slot for slot, _, _ in rows]),
+                block_tables_SM=self.tables,
+                num_tokens=len(places),
+            ),
+            config=config,
+        )
+        return out
+
+
+SHAPES = [
+    ((4, 2, 16), {"norm": True}),
+    ((14, 2, 32), {"block_tokens": 32}),
+    ((2, 2, 64), {}),
+]
+
+
+@pytest.mark.parametrize(("heads", "kind"), SHAPES, ids=("qwen3", "seven_queries", "one_query"))
+@pytest.mark.parametrize("max_splits", [1, 4])
+def test_decode_is_attention_over_the_cache_and_the_new_token(
+    device, dtype, tolerance, heads, kind, max_splits
+) -> None:
+    cache = Cache(device, dtype, heads, **kind)
+    positions, slots = [0, 37, 100], [2, 0, 1]
+    qkv = cache.qkv(3)
+    q, k, v = reference.prepared_heads(cache.heads, qkv, cache.ints(positions))
+
+    out = cache.decode(qkv, positions, slots, replace(PAGED, max_splits=max_splits))
+
+    for row, (position, slot) in enumerate(zip(positions, slots, strict=True)):
+        keys, values = cache.context(slot, position + 1)
+        assert reference.relative_error(keys[position], k[row]) < tolerance
+        assert torch.equal(values[position].float(), v[row])
+        wanted = reference.attention(q[row : row + 1], keys, values, context=position)
+        assert reference.relative_error(out[row], wanted.flatten()) < tolerance
+
+
+def test_decode_writes_new_tokens_and_nothing_else(device, dtype) -> None:
+    cache = Cache(device, dtype, (4, 2, 16))
+    before = [pool.clone() for pool in cache.pools]
+
+    cache.decode(cache.qkv(2), [-1, 21], [3, 1], PAGED)
+
+    block, offset = int(cache.tables[1, 1]), 5
+    for pool, old in zip(cache.pools, before, strict=True):
+        changed = (pool != old).flatten(2).any(-1).nonzero().tolist()
+        assert changed == [[block, offset]]
+
+
+def test_padding_rows_touch_no_other_row(device, dtype) -> None:
+    cache = Cache(device, dtype, (4, 2, 16))
+    qkv = cache.qkv(3)
+
+    padded = cache.decode(qkv, [-1, 90, -1], [3, 1, 3], PAGED)
+    alone = cache.decode(qkv[1:2], [90], [1], PAGED)
+
+    assert torch.equal(padded[1], alone[0])
+
+
+@pytest.mark.parametrize(("heads", "kind"), SHAPES, ids=("qwen3", "seven_queries", "one_query"))
+@pytest.mark.parametrize("one_loop", [False, True])
+def test_prefill_is_causal_attention_behind_a_context(
+    device, dtype, tolerance, heads, kind, one_loop
+) -> None:
+    cache = Cache(device, dtype, heads, **kind)
+    rows = [(2, 0, 5), (0, 20, 1), (3, 0, 0), (1, 50, 37)]
+    qkv = cache.qkv(43)
+    positions = cache.ints([*range(5), 20, *range(50, 87)])
+    q, k, v = reference.prepared_heads(cache.heads, qkv, positions)
+
+    out = cache.prefill(qkv, rows, replace(PREFILL, one_loop=one_loop))
+
+    first = 0
+    for slot, begin, count in rows:
+        span = slice(first, first + count)
+        keys, values = cache.context(slot, begin + count)
+        if count:
+            assert reference.relative_error(keys[begin:], k[span]) < tolerance
+            assert torch.equal(values[begin:].float(), v[span])
+            wanted = reference.attention(q[span], keys, values, context=begin)
+            assert reference.relative_error(out[span], wanted.flatten(1)) < tolerance
+        first += count
+
+
+def test_cuts_of_a_prompt_and_its_neighbours_change_no_bit(device, dtype) -> None:
+    cache = Cache(device, dtype, (4, 2, 16), norm=True)
+    config = replace(PREFILL, one_loop=True)
+    prompt = cache.qkv(60)
+    whole = cache.prefill(prompt.clone(), [(0, 0, 60)], config)
+
+    first = cache.prefill(torch.cat((cache.qkv(7), prompt[:23])), [(1, 0, 7), (0, 0, 23)], config)
+    second = cache.prefill(prompt[23:59].clone(), [(0, 23, 36)], config)
+    last = cache.prefill(torch.cat((prompt[59:], cache.qkv(9))), [(0, 59, 1), (1, 7, 9)], config)
+
+    assert torch.equal(torch.cat((first[7:], second, last[:1])), whole)

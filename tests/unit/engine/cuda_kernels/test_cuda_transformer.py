@@ -1,0 +1,175 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from antiphon_engine.attention.base import StepRows
+from antiphon_engine.checkpoint.fields import Fields
+from antiphon_engine.cuda.step_rows import DecodeRows
+from antiphon_engine.cuda.transformer import CudaSettings, CudaTransformer, supports
+from antiphon_engine.kv_tensors import KvLayout, KvTensors
+from antiphon_engine.model.batch import StepBatch
+from antiphon_engine.model.config import ModelConfig, parse_model_config
+from antiphon_engine.model.partition import Partition
+from antiphon_engine.model.transformer import Transformer
+from support.tiny_checkpoints import VOCABULARY_SIZE, TinyModel, make_checkpoint
+
+BLOCK_TOKENS, NUM_BLOCKS, NUM_SLOTS = 16, 4, 4
+STEPS = ([5, 17, 2], [1, 1, 4], [1, 1, 1])
+"""Tokens of each of three rows: chunks, decodes beside a chunk, decodes alone."""
+MODELS = {
+    "llama": TinyModel(family="llama", attention_bias=True),
+    "qwen2": TinyModel(family="qwen2"),
+    "qwen3": TinyModel(family="qwen3", tied=True),
+}
+
+
+class Harness:
+    """A model with a cache of its own, and the text of every slot."""
+
+    def __init__(self, model, config: ModelConfig, device: torch.device) -> None:
+        self.model = model
+        layout = KvLayout(
+            num_layers=config.num_layers,
+            num_blocks=NUM_SLOTS * NUM_BLOCKS + 1,
+            block_tokens=BLOCK_TOKENS,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=torch.float32,
+        )
+        self.kv = KvTensors(layout, device)
+        self.device = device
+        generator = torch.Generator().manual_seed(5)
+        self.text = torch.randint(0, VOCABULARY_SIZE, (NUM_SLOTS, 64), generator=generator)
+        blocks = torch.randperm(NUM_SLOTS * NUM_BLOCKS, generator=generator) + 1
+        self.tables = blocks.view(NUM_SLOTS, NUM_BLOCKS).to(device)
+
+    def batch(self, slots: list[int], contexts: list[int], counts: list[int]) -> StepBatch:
+        row = torch.repeat_interleave(torch.tensor(slots), torch.tensor(counts))
+        spans = zip(contexts, counts, strict=True)
+        position = torch.cat([torch.arange(begin, begin + count) for begin, count in spans])
+        block = self.tables[row.to(self.device), position.to(self.device) // BLOCK_TOKENS]
+        mapping = block * BLOCK_TOKENS + position.to(self.device) % BLOCK_TOKENS
+        return StepBatch(
+            input_ids_T=self.text[row, position].to(self.device),
+            positions_T=position.to(self.device),
+            rows=StepRows(
+                num_tokens=np.array(counts, np.int32),
+                token_starts=np.cumsum([0, *counts[:-1]]).astype(np.int32),
+                context_tokens=np.array(contexts, np.int32),
+                block_tables=(self.tables[slots],),
+                slot_mapping=(mapping,),
+            ),
+            kv=self.kv,
+        )
+
+    def step(self, slots: list[int], contexts: list[int], counts: list[int]) -> Tensor:
+        """Returns the logits behind each row's last token."""
+        hidden = self.model.hidden_states(self.batch(slots, contexts, counts))
+        last = torch.tensor(counts, device=self.device).cumsum(0) - 1
+        logits: Tensor = self.model.logits(hidden[last])
+        return logits.clone()
+
+    def decode(self, slots: list[int], contexts: list[int]) -> Tensor:
+        """As `step` for rows of one token, by the path that is captured, with a padding row."""
+        logits = torch.full((len(slots) + 1, VOCABULARY_SIZE), float("nan"), device=self.device)
+
+        def ints(values: list[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int32, device=self.device)
+
+        ids = self.text[slots, contexts].tolist()
+        self.model.bind(self.kv)
+        self.model.decode(
+            DecodeRows(
+                input_ids_B=ints([*ids, 0]),
+                positions_B=ints([*contexts, -1]),
+                slots_B=ints([*slots, NUM_SLOTS - 1]),
+                block_tables_SM=self.tables.int(),
+                logits_BV=logits,
+            )
+        )
+        return logits[:-1]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("tiny")
+    return {name: make_checkpoint(root / name, model) for name, model in MODELS.items()}
+
+
+def _config(checkpoint: Path) -> ModelConfig:
+    return parse_model_config(Fields.read(checkpoint / "config.json"))
+
+
+def _nothing(stage: str, done: int, total: int) -> None:
+    pass
+
+
+def _reference(checkpoint: Path, device: torch.device) -> Harness:
+    config = _config(checkpoint)
+    with device:
+        model = Transformer(config, part=Partition(), dtype=torch.float32)
+    model.load(checkpoint, on_progress=_nothing)
+    return Harness(model, config, device)
+
+
+def _own(checkpoint: Path, device: torch.device, *, deterministic: bool = False) -> Harness:
+    config = _config(checkpoint)
+    settings = CudaSettings(
+        max_step_tokens=64,
+        max_rows=NUM_SLOTS,
+        max_logits=NUM_SLOTS,
+        context_tokens=64,
+        deterministic=deterministic,
+    )
+    with device:
+        model = CudaTransformer(config, part=Partition(), dtype=torch.float32, settings=settings)
+    model.load(checkpoint, on_progress=_nothing)
+    return Harness(model, config, device)
+
+
+@pytest.mark.parametrize(
+    ("family", "deterministic"),
+    [("llama", False), ("qwen2", False), ("qwen3", False), ("qwen3", True)],
+)
+def test_logits_are_those_of_the_torch_model(device, checkpoints, family, deterministic) -> None:
+    wanted = _reference(checkpoints[family], device)
+    found = _own(checkpoints[family], device, deterministic=deterministic)
+    slots, contexts = [2, 0, 1], [0, 0, 0]
+
+    for counts in STEPS:
+        expected = wanted.step(slots, contexts, counts)
+        decodes = counts == [1, 1, 1]
+        actual = found.decode(slots, contexts) if decodes else found.step(slots, contexts, counts)
+
+        torch.testing.assert_close(actual, expected, atol=1e-3, rtol=1e-3)
+        assert torch.equal(actual.argmax(-1), expected.argmax(-1))
+        contexts = [context + count for context, count in zip(contexts, counts, strict=True)]
+
+
+def test_deterministic_logits_are_a_prompts_own(device, checkpoints) -> None:
+    own = _own(checkpoints["qwen2"], device, deterministic=True)
+    whole = own.step([0], [0], [21])
+
+    own.step([3, 1], [0, 0], [9, 4])
+    own.step([1, 3], [4, 9], [13, 1])
+    cut = own.step([3, 1], [10, 17], [2, 4])
+    own.text[2] = own.text[0]
+    own.step([2], [0], [20])
+    decoded = own.decode([3, 2], [12, 20])
+
+    own.text[1] = own.text[0]
+    own.step([1], [0], [6])
+    again = own.step([1, 3], [6, 13], [15, 1])
+    assert torch.equal(again[0], whole[0])
+    assert torch.equal(decoded[1], whole[0])
+    assert cut.isfinite().all()
+
+
+def test_models_that_kernels_cannot_compute_are_named(checkpoints) -> None:
+    config = _config(checkpoints["llama"])
+
+    assert supports(config, torch.float32) is None
+    assert "float16" in str(supports(config, torch.float16))
