@@ -8,6 +8,8 @@ PROMTOOL := build/promtool
 PHOENIX_VERSION := 20.26.1
 GRAFANA_VERSION := 13.2.3
 PHOENIX := build/observe/phoenix
+TRITON_VERSION := 3.9.0
+TRITON := build/triton-$(TRITON_VERSION)
 CONFIGURE = $(BIN)/cmake -S native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 NATIVE_SOURCES := $(shell find native protos -name '*.cc' -o -name '*.h' -o -name '*.proto' -o -name '*.cmake' -o -name CMakeLists.txt)
 CXX_FILES := native tests/native tests/bench
@@ -23,7 +25,7 @@ COUNT ?= 10000
 WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
 PIP_INSTALL = $(BIN)/pip install --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
 
-.PHONY: help setup native serve check check-protos format test test-device stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-grammar bench-guided bench-kernels bench-policies bench-collectors bench-cpu bench-peers bench-sessions bench-tenants bench-tracing observe check-dashboard clean
+.PHONY: help setup native serve check check-protos format test test-device test-kernels stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-grammar bench-guided bench-kernels bench-policies bench-collectors bench-cpu bench-peers bench-sessions bench-tenants bench-tracing observe check-dashboard clean
 .DEFAULT_GOAL := help
 # A virtual environment that was left half made is made again.
 .DELETE_ON_ERROR:
@@ -60,6 +62,14 @@ test: setup $(PROMTOOL)    ## Runs the Python tests, a file at a time in each of
 
 test-device: setup    ## Runs the tests that need an accelerator
 	$(BIN)/pytest -n 0 -m device $(ARGS)
+
+# Beside the environment, not in it: torch and xgrammar would import it wherever they find it.
+$(TRITON): | $(BIN)/python
+	$(BIN)/pip install --disable-pip-version-check --no-compile --quiet --no-deps --target $@.part triton==$(TRITON_VERSION)
+	mv $@.part $@
+
+test-kernels: setup $(TRITON)    ## Runs CUDA's kernels on the CPU, by Triton's interpreter
+	PYTHONPATH=$(TRITON) TRITON_INTERPRET=1 $(BIN)/pytest -n 0 $(ARGS) tests/unit/engine/cuda_kernels
 
 stress: setup    ## Runs the tests with random lives 25 times as often: minutes
 	$(BIN)/pytest --scale 25 --timeout 1200 tests/integration/cases/test_scheduling_cancellations.py \
