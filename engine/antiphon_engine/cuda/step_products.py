@@ -13,8 +13,9 @@ from antiphon_engine.cuda.kernels.products import Product, ProductConfig, Worksp
 from antiphon_engine.cuda.kernels.rows import gate, normalise
 from antiphon_engine.cuda.step_buffers import StepBuffers
 
-ROW_BOUNDS: Final = (1, 16, 32, 64, 128, 256)
-"""Numbers of rows up to which a choice holds; from one to the next, tiles differ."""
+ROW_BOUNDS: Final = (1, 16, 32, 64)
+"""Numbers of rows up to which a choice holds; from one to the next, tiles differ. Above all of them
+cuBLAS was fastest wherever it was measured."""
 
 Choices = dict[int, ProductConfig | None]
 """By the bounds of `ROW_BOUNDS`: the own kernel's configuration; None, or none at all: cuBLAS."""

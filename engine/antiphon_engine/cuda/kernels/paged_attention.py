@@ -36,7 +36,7 @@ class PagedConfig:
     """How rows are divided among programs."""
 
     max_splits: int
-    """Programs that share a row's tokens, at most."""
+    """Programs that share a row's tokens, at most; a power of two."""
     min_split_tokens: int
     """Tokens that are worth a program."""
     block_tokens: int = 64
@@ -135,7 +135,7 @@ def attend_paged(
         qkv_BF, out_BF, keys, values, q_norm, k_norm, heads.cosines, heads.sines,
         rows.positions_B, rows.slots_B, rows.block_tables_SM, rows.block_tables_SM.shape[1],
         workspace.sums, workspace.largest, workspace.weights, workspace.arrivals,
-        config.max_splits, config.min_split_tokens,
+        config.min_split_tokens,
         heads.norm_epsilon, heads.head_dim**-0.5 * LOG2_E,
         HEADS=heads.num_heads,
         KV_HEADS=heads.num_kv_heads,
@@ -145,6 +145,7 @@ def attend_paged(
         NORM=heads.q_norm_D is not None,
         TOKENS=config.block_tokens,
         STAGES=config.num_stages,
+        SPLITS=config.max_splits,
         OVERLAP=overlap,
         num_warps=config.num_warps,
         **launch_options(overlap=overlap),
@@ -182,30 +183,33 @@ def _store_new(
 @jit
 def _merge(
     sums, largest, weights, cell, num_splits,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Returns the attention of a row that programs have shared, [ROWS, D], in their order."""
+    """Returns the attention of a row that programs have shared, [ROWS, D], in their order.
+
+    All loads are independent: waiting for one after the other would take longer than attending.
+    """
     row = tl.arange(0, ROWS)
     feature = tl.arange(0, D)
     is_row = row < GROUP
-    best = tl.full([ROWS], -1.0e30, tl.float32)
-    for split in range(num_splits):
-        score = tl.load(
-            largest + (cell + split) * GROUP + row, mask=is_row, other=-1.0e30, cache_modifier=".cg"
-        )
-        best = tl.maximum(best, score)
+    split = tl.arange(0, SPLITS)
+    at = (cell + split)[None, :] * GROUP + row[:, None]
+    mask = is_row[:, None] & (split < num_splits)[None, :]
+    scores = tl.load(largest + at, mask=mask, other=-1.0e30, cache_modifier=".cg")
+    parts = tl.load(weights + at, mask=mask, other=0.0, cache_modifier=".cg")
+    best = tl.max(scores, 1)
+    weight = tl.sum(parts * tl.exp2(scores - best[:, None]), 1)
     total = tl.zeros([ROWS, D], tl.float32)
-    weight = tl.zeros([ROWS], tl.float32)
-    for split in range(num_splits):
-        at = (cell + split) * GROUP + row
-        score = tl.load(largest + at, mask=is_row, other=-1.0e30, cache_modifier=".cg")
-        share = tl.exp2(score - best)
-        weight += share * tl.load(weights + at, mask=is_row, other=1.0, cache_modifier=".cg")
-        place = at[:, None] * D + feature[None, :]
-        total += share[:, None] * tl.load(
-            sums + place, mask=is_row[:, None], other=0.0, cache_modifier=".cg"
-        )
-    return total / weight[:, None]
+    for number in tl.static_range(SPLITS):
+        is_there = row < tl.where(number < num_splits, GROUP, 0)
+        place = (cell + number) * GROUP + row
+        score = tl.load(largest + place, mask=is_there, other=-1.0e30, cache_modifier=".cg")
+        part = tl.load(
+            sums + place[:, None] * D + feature[None, :],
+            mask=is_there[:, None], other=0.0, cache_modifier=".cg",
+        )  # fmt: skip
+        total += tl.exp2(score - best)[:, None] * part
+    return total / tl.where(is_row, weight, 1.0)[:, None]
 
 
 @jit
@@ -235,14 +239,14 @@ def _attend(
 
 @jit
 def _hand_over(
-    best, weight, total, sums, largest, weights, arrivals, place, split, num_splits, max_splits,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
+    best, weight, total, sums, largest, weights, arrivals, place, split, num_splits,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Leaves what a program has of a row; the last one that comes writes the row's attention."""
     row = tl.arange(0, ROWS)
     is_row = row < GROUP
     group = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
-    cell = group * max_splits
+    cell = group * SPLITS
     at = (cell + split) * GROUP + row
     tl.store(sums + at[:, None] * D + tl.arange(0, D)[None, :], total, mask=is_row[:, None])
     tl.store(largest + at, best, mask=is_row)
@@ -252,21 +256,21 @@ def _hand_over(
     num_before = tl.atomic_add(arrivals + group, 1, sem="acq_rel")
     if num_before == num_splits - 1:
         tl.debug_barrier()
-        merged = _merge(sums, largest, weights, cell, num_splits, GROUP, ROWS, D)
+        merged = _merge(sums, largest, weights, cell, num_splits, GROUP, ROWS, D, SPLITS)
         tl.store(place, merged.to(place.dtype.element_ty), mask=is_row[:, None])
         tl.store(arrivals + group, 0)
 
 
 @jit(
-    do_not_specialize=["max_splits", "min_tokens"],
+    do_not_specialize=["min_tokens"],
     do_not_specialize_on_alignment=["positions", "slots", "tables"],
 )
 def _paged_kernel(
     qkv, out, keys, values, q_norm, k_norm, cosines, sines, positions, slots, tables, table_width,
-    sums, largest, weights, arrivals, max_splits, min_tokens, epsilon, scale,
+    sums, largest, weights, arrivals, min_tokens, epsilon, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
     BLOCK: tl.constexpr, NORM: tl.constexpr, TOKENS: tl.constexpr, STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    SPLITS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: splits, key-value heads, rows. Scores are to the base of 2."""
     let_next_start(OVERLAP)
@@ -275,7 +279,7 @@ def _paged_kernel(
     split = tl.program_id(0)
     position = tl.load(positions + b)
     # What one program takes, in whole turns; the new token is the last program's.
-    share = tl.maximum(tl.cdiv(position + 1, max_splits), min_tokens)
+    share = tl.maximum(tl.cdiv(position + 1, SPLITS), min_tokens)
     share = tl.cdiv(share, TOKENS) * TOKENS
     num_splits = tl.cdiv(position + 1, share)
     if split >= num_splits:
@@ -324,5 +328,5 @@ def _paged_kernel(
     else:
         _hand_over(
             best, weight, total, sums, largest, weights, arrivals, place, split, num_splits,
-            max_splits, GROUP, ROWS, D,
+            GROUP, ROWS, D, SPLITS,
         )  # fmt: skip

@@ -27,7 +27,7 @@ class PrefillConfig:
 
     tile_rows: int = 128
     """Queries times heads of a program."""
-    block_tokens: int = 64
+    block_tokens: int = 128
     """Tokens of the cache of one turn of its loop."""
     num_stages: int = 3
     num_warps: int = 8
