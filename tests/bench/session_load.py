@@ -1,7 +1,7 @@
 """The load of `sessions.py`: many streams in a process of its own, which takes little of the time.
 
 Says `ready` once its streams are open, begins at a line on standard input, and prints one JSON
-object at the end: how many tokens came, and how late, as counts of tenths of a millisecond.
+object at the end: when its tokens were made, and how late each came.
 """
 
 import argparse
@@ -25,7 +25,6 @@ from bench.http2_calls import Connection
 from support.step_clock import StepClock
 
 CHARACTERS_PER_TOKEN = 4
-NUM_BINS = 100_000
 _STREAMS_PER_CONNECTION = 64
 _OPENING_S = 60.0
 _CONVERSE = "/antiphon.v1.SessionService/Converse"
@@ -40,22 +39,24 @@ class Load:
     first_seed: int
     num_streams: int
     num_tokens: int
-    num_skipped: int
-    """The first tokens of each stream, which don't count: all streams begin at once."""
 
 
 @dataclass(slots=True)
 class Delays:
-    """How late tokens came, in tenths of a millisecond."""
+    """How late tokens came."""
 
-    counts: "array[int]" = field(default_factory=lambda: array("Q", bytes(8 * NUM_BINS)))
+    made_ns: "array[int]" = field(default_factory=lambda: array("q"))
+    """When the step ended that brought each."""
+    late_ns: "array[int]" = field(default_factory=lambda: array("q"))
+    """How much later it was there."""
     num_messages: int = 0
     cpu_s: float = 0.0
     """What this process spent on it."""
 
-    def add(self, delay_ns: int) -> None:
+    def add(self, made_ns: int, now_ns: int) -> None:
         """Counts a token."""
-        self.counts[min(max(0, delay_ns) // 100_000, NUM_BINS - 1)] += 1
+        self.made_ns.append(made_ns)
+        self.late_ns.append(now_ns - made_ns)
 
 
 class Stream:
@@ -87,6 +88,12 @@ class Stream:
         wanted = self._load.num_tokens
         assert self._num_tokens == wanted, (self._num_tokens, wanted)
 
+    @property
+    def lived_ns(self) -> tuple[int, int]:
+        """When the steps of its first and its last token ended."""
+        clock = self._load.clock
+        return clock.end_ns(self._seed, 1), clock.end_ns(self._seed, self._load.num_tokens)
+
     def _take(self, message: bytes) -> None:
         """Notes when tokens come."""
         now_ns = time.monotonic_ns()
@@ -110,8 +117,8 @@ class Stream:
             self._num_tokens,
             self._num_characters // CHARACTERS_PER_TOKEN,
         )
-        for number in range(max(earlier, self._load.num_skipped) + 1, self._num_tokens + 1):
-            delays.add(now_ns - clock.end_ns(seed, number))
+        for number in range(earlier + 1, self._num_tokens + 1):
+            delays.add(clock.end_ns(seed, number), now_ns)
 
     def _turn(self) -> session_pb2.StartTurn:
         message = types_pb2.ChatMessage(role=types_pb2.ROLE_USER, text="Write down every number.")
@@ -122,7 +129,7 @@ class Stream:
         return session_pb2.StartTurn(items=[types_pb2.Item(message=message)], config=config)
 
 
-async def put_under_load(load: Load) -> Delays:
+async def put_under_load(load: Load) -> tuple[Delays, list[Stream]]:
     """Opens the streams, waits for a line, and runs their turns side by side."""
     delays = Delays()
     num_connections = -(-load.num_streams // _STREAMS_PER_CONNECTION)
@@ -150,21 +157,27 @@ async def put_under_load(load: Load) -> Delays:
     delays.cpu_s = time.process_time() - start_s
     for connection in connections:
         connection.close()
-    return delays
+    return delays, streams
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", required=True)
     parser.add_argument("--clock", type=Path, required=True)
-    for name in ("first-seed", "num-streams", "num-tokens", "num-skipped"):
+    for name in ("first-seed", "num-streams", "num-tokens"):
         parser.add_argument(f"--{name}", type=int, required=True)
     options = vars(parser.parse_args(arguments))
     load = Load(**{**options, "clock": StepClock(options["clock"])})
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        delays = runner.run(put_under_load(load))
-    counts = {place: number for place, number in enumerate(delays.counts) if number}
-    told = {"num_messages": delays.num_messages, "cpu_s": delays.cpu_s, "counts": counts}
+        delays, streams = runner.run(put_under_load(load))
+    lives = [stream.lived_ns for stream in streams]
+    told = {
+        "num_messages": delays.num_messages,
+        "cpu_s": delays.cpu_s,
+        "all_live_ns": [max(first for first, _ in lives), min(last for _, last in lives)],
+        "made_ns": delays.made_ns.tolist(),
+        "late_ns": delays.late_ns.tolist(),
+    }
     print(json.dumps(told))
 
 

@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,8 @@ from antiphon.v1.session_pb2_grpc import SessionServiceStub as Stub
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from antiphon_server.text.tokenizer import Tokenizer
-from bench.session_load import CHARACTERS_PER_TOKEN, NUM_BINS
+from bench.session_delays import Told, delivery_figures, read_told
+from bench.session_load import CHARACTERS_PER_TOKEN
 from support.fake_engine_process import Behaviour, fake_engine_command
 from support.hollow_checkpoint import save_hollow_checkpoint
 from support.process_figures import cpu_time_ns, memory_bytes
@@ -32,7 +32,6 @@ from torture.victim import Victim
 
 _CONTEXT_TOKENS = 65_536
 _TOKENS_PER_S = 50
-_WARM_UP_S = 3
 _NUM_FIRST_TURNS = 10
 _MEMORY_AFTER_S = 0.6
 """Where in a run of streams memory is read, as a part of the run."""
@@ -131,26 +130,24 @@ class Bench:
             load.stdin.write(b"\n")
         await asyncio.sleep(_MEMORY_AFTER_S * self._plan.stream_s)
         bytes_per_stream = (memory_bytes(victim.front_end) - before_bytes) / num_streams
-        counts: Counter[int] = Counter()
-        num_messages, load_cpu_s = 0, 0.0
+        told: list[Told] = []
         for load in loads:
             answer, _ = await load.communicate()
             assert load.returncode == 0, "a load failed"
-            told = json.loads(answer)
-            num_messages += told["num_messages"]
-            load_cpu_s += told["cpu_s"]
-            counts.update({int(place): number for place, number in told["counts"].items()})
+            told.append(read_told(answer))
         cpu_s = (cpu_time_ns(victim.front_end) - start_ns) / 1e9
         num_tokens = num_streams * self._num_tokens
-        return {
-            f"p50_delivery_ms_{num_streams}": _quantile_ms(counts, 0.5),
-            f"p99_delivery_ms_{num_streams}": _quantile_ms(counts, 0.99),
-            f"tokens_per_message_{num_streams}": round(num_tokens / num_messages, 2),
-            f"cpu_us_per_token_{num_streams}": round(cpu_s / num_tokens * 1e6, 1),
-            f"cpu_share_{num_streams}": round(cpu_s / self._plan.stream_s, 2),
-            f"load_cpu_share_{num_streams}": round(load_cpu_s / self._plan.stream_s, 2),
-            "bytes_per_stream": round(bytes_per_stream),
+        num_messages = sum(each.num_messages for each in told)
+        load_cpu_s = sum(each.cpu_s for each in told)
+        figures = {
+            **delivery_figures(told),
+            "tokens_per_message": round(num_tokens / num_messages, 2),
+            "cpu_us_per_token": round(cpu_s / num_tokens * 1e6, 1),
+            "cpu_share": round(cpu_s / self._plan.stream_s, 2),
+            "load_cpu_share": round(load_cpu_s / self._plan.stream_s, 2),
         }
+        named = {f"{name}_{num_streams}": value for name, value in figures.items()}
+        return named | {"bytes_per_stream": round(bytes_per_stream)}
 
     @property
     def _num_tokens(self) -> int:
@@ -169,7 +166,6 @@ class Bench:
             "first-seed": first_seed,
             "num-streams": num_streams,
             "num-tokens": self._num_tokens,
-            "num-skipped": _WARM_UP_S * _TOKENS_PER_S,
         }
         return await asyncio.create_subprocess_exec(
             sys.executable,
@@ -263,16 +259,6 @@ def _tokens_of_equal_length(tokenizer: Tokenizer) -> list[int]:
             found.append(token_id)
     assert len(found) > 50
     return found
-
-
-def _quantile_ms(counts: Counter[int], share: float) -> float:
-    """Returns the delay that a share of all tokens keeps below, in milliseconds."""
-    left = share * sum(counts.values())
-    for place in sorted(counts):
-        left -= counts[place]
-        if left <= 0:
-            return (place + 1) / 10
-    return NUM_BINS / 10
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,7 +1,8 @@
 import asyncio
 import random
+from collections.abc import Sequence
 
-from antiphon_engine.api.announcing import NUM_A_ROUND, Announcements
+from antiphon_engine.api.announcing import NUM_A_ROUND, NUM_URGENT_A_ROUND, Announcements
 
 NUM_STREAMS = 4 * NUM_A_ROUND
 
@@ -28,14 +29,16 @@ class Crowd:
         self.streams = [Stream(self.told) for _ in range(num_streams)]
         self.announcements = Announcements()
 
-    def read(self) -> None:
-        """Reads a step."""
+    def read(self, urgent: Sequence[Stream] = ()) -> None:
+        """Reads a step that has starts or ends of some."""
         for stream in self.streams:
             if not stream.has_news:
                 stream.num_told_before = len(self.told)
             stream.has_news = True
             stream.was_told.clear()
         self.announcements.add(self.streams)
+        for stream in urgent:
+            self.announcements.add_urgent(stream)
         self.announcements.bring()
 
     async def until_told(self) -> None:
@@ -83,6 +86,36 @@ async def test_a_start_or_an_end_waits_for_nobody_and_is_told_once() -> None:
     assert crowd.told == [*crowd.streams[:NUM_A_ROUND], crowd.streams[-1]]
     await crowd.until_told()
     assert crowd.told.count(crowd.streams[-1]) == 1
+
+
+async def test_tokens_of_others_go_out_between_many_ends() -> None:
+    crowd = Crowd()
+    ending = crowd.streams[: NUM_STREAMS // 2]
+    others = crowd.streams[NUM_STREAMS // 2 :]
+    crowd.read(urgent=ending)
+    rounds = [crowd.told[:]]
+    while len(crowd.told) < NUM_STREAMS:
+        num_before = len(crowd.told)
+        await asyncio.sleep(0)
+        rounds.append(crowd.told[num_before:])
+
+    assert max(sum(stream in ending for stream in each) for each in rounds) == NUM_URGENT_A_ROUND
+    told_others = [stream for each in rounds[:2] for stream in each if stream in others]
+    assert told_others == others
+    assert [stream for stream in crowd.told if stream in ending] == ending
+
+
+async def test_an_end_that_waits_is_told_once_with_the_tokens_that_come_meanwhile() -> None:
+    crowd = Crowd()
+    crowd.read(urgent=crowd.streams)
+
+    crowd.read()
+
+    await crowd.until_told()
+    await asyncio.sleep(0)
+    assert crowd.told[: 2 * NUM_URGENT_A_ROUND] == crowd.streams[: 2 * NUM_URGENT_A_ROUND]
+    last = crowd.streams[-1]
+    assert crowd.told.count(last) == 1
 
 
 async def test_nothing_is_done_where_nobody_has_news() -> None:

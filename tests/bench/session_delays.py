@@ -1,0 +1,63 @@
+"""What loads told of their tokens, as figures: while all streams lived, and over the whole run."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_SETTLE_NS = 1_000_000_000
+"""What the start of the last stream may leave behind, which isn't counted with those that live."""
+_NS_PER_MS = 1_000_000
+_NS_PER_S = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What one load told at its end. Instants are on one clock for all."""
+
+    num_messages: int
+    cpu_s: float
+    all_live_ns: tuple[int, int]
+    """From the last stream's first token to the first stream's last one."""
+    made_ns: Sequence[int]
+    """When the step ended that brought each token."""
+    late_ns: Sequence[int]
+    """How much later it was there, of each."""
+
+
+def read_told(answer: bytes) -> Told:
+    """Reads the last line that a load printed."""
+    fields = json.loads(answer)
+    return Told(**{**fields, "all_live_ns": tuple(fields["all_live_ns"])})
+
+
+def delivery_figures(told: Sequence[Told]) -> dict[str, float]:
+    """Returns how late tokens came.
+
+    The bar is for streams that live: all begin at once and so end at once, and neither happens to
+    a server that has so many. What the starts and ends add is told beside it, and so is the worst
+    second of the time between, which tells one stall from a server that is full.
+    """
+    begin_ns = max(each.all_live_ns[0] for each in told)
+    live_ns = begin_ns + _SETTLE_NS
+    end_ns = min(each.all_live_ns[1] for each in told)
+    assert live_ns < end_ns, "the streams are too short for all of them to live at a time"
+    tokens = [pair for each in told for pair in zip(each.made_ns, each.late_ns, strict=True)]
+    seconds: dict[int, list[int]] = {}
+    for made_ns, late_ns in tokens:
+        if live_ns <= made_ns < end_ns:
+            seconds.setdefault((made_ns - live_ns) // _NS_PER_S, []).append(late_ns)
+    while_live = [late_ns for second in seconds.values() for late_ns in second]
+    return {
+        "p50_delivery_ms": _quantile_ms(while_live, 0.5),
+        "p99_delivery_ms": _quantile_ms(while_live, 0.99),
+        "worst_second_p99_ms": max(_quantile_ms(second, 0.99) for second in seconds.values()),
+        "p99_with_starts_ms": _quantile_ms([late_ns for _, late_ns in tokens], 0.99),
+        "start_s": round((begin_ns - min(made_ns for made_ns, _ in tokens)) / _NS_PER_S, 1),
+        "live_s": round((end_ns - live_ns) / _NS_PER_S, 1),
+    }
+
+
+def _quantile_ms(late_ns: Sequence[int], share: float) -> float:
+    """Returns the delay that a share of the tokens keeps below."""
+    ordered = sorted(late_ns)
+    return round(ordered[min(int(share * len(ordered)), len(ordered) - 1)] / _NS_PER_MS, 1)
