@@ -22,6 +22,8 @@ from antiphon_server.validation import ResolvedConfig
 _LAST_WRITE_S: Final = 2.0
 _INTERVAL_SPREAD: Final = 0.3
 """How much sooner than others some turns are kept, as a part of the interval."""
+_SHARED_INSTANTS: Final = 20
+"""As many times in an interval turns are kept, those together that are due about then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,7 @@ class Checkpoints:
         # Turns that began together would all write together.
         share = 1 - _INTERVAL_SPREAD * place.phase
         self._interval_s = share * limits.checkpoint_interval_s
+        self._pace_s = limits.checkpoint_interval_s / _SHARED_INSTANTS
         self._num_kept = 0
         self._timer: asyncio.TimerHandle | None = None
         self._write: asyncio.Task[None] | None = None
@@ -103,9 +106,9 @@ class Checkpoints:
         if num_new >= self._limits.checkpoint_tokens:
             self._begin_to_write()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(
-                self._interval_s, self._begin_to_write
-            )
+            loop = asyncio.get_running_loop()
+            instant_s = shared_instant_s(loop.time() + self._interval_s, self._pace_s)
+            self._timer = loop.call_at(instant_s, self._begin_to_write)
 
     def close(self) -> None:
         """Keeps no more: the turn's end takes along what was kept."""
@@ -165,6 +168,14 @@ class Checkpoints:
         )
         await self._place.keep(num_attempts=num_attempts, new=new, num_kept_before=start)
         self._num_kept = start + len(new.token_ids)
+
+
+def shared_instant_s(due_s: float, pace_s: float) -> float:
+    """Returns the last instant up to `due_s` that all turns share, one every `pace_s`.
+
+    What is written together costs one transaction, which is most of what a small write costs.
+    """
+    return due_s // pace_s * pace_s
 
 
 def resumable_output(earlier: Checkpoint | None, config: ResolvedConfig) -> NewTokens:

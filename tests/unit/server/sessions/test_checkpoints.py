@@ -1,6 +1,7 @@
 """When the progress of a turn is kept, and what of it can be gone on behind."""
 
 import asyncio
+import zlib
 from array import array
 from dataclasses import dataclass, field, replace
 
@@ -11,12 +12,18 @@ from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.messages import FinishReason, SamplingParams, StopParams, TokenLogprobs
 from antiphon_server.endurance import Attempts
 from antiphon_server.generation_output import OutputRecord
-from antiphon_server.sessions.checkpoints import CheckpointPlace, Checkpoints, resumable_output
+from antiphon_server.sessions.checkpoints import (
+    CheckpointPlace,
+    Checkpoints,
+    resumable_output,
+    shared_instant_s,
+)
 from antiphon_server.sessions.limits import SessionLimits
 from antiphon_server.sessions.records import Checkpoint, SessionKey, TurnTokens
 from antiphon_server.validation import ResolvedConfig
 
 KEY = SessionKey("", "a")
+PHASE = zlib.crc32(f"{KEY.name}/3".encode()) / (1 << 32)
 PROMPT = TurnTokens(head_ids=array("i", [1]), head_digest=b"d")
 
 
@@ -27,6 +34,7 @@ class FakeStore:
     kept: list[Checkpoint] = field(default_factory=list)
     fails: bool = False
     gate: asyncio.Event = field(default_factory=asyncio.Event)
+    was_used: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def keep_checkpoint(self, key: SessionKey, position: int, checkpoint: Checkpoint) -> bool:
         assert (key, position) == (KEY, 3)
@@ -34,6 +42,7 @@ class FakeStore:
         if self.fails:
             raise AntiphonError(ErrorReason.STORE_UNAVAILABLE, "the disk is full")
         self.kept.append(checkpoint)
+        self.was_used.set()
         return True
 
     @property
@@ -96,6 +105,42 @@ async def test_few_tokens_are_kept_when_the_interval_is_over() -> None:
 
     assert bench.store.parts == [(0, [1])]
     bench.checkpoints.close()
+
+
+def test_turns_that_are_due_about_the_same_time_are_kept_together_and_none_too_late() -> None:
+    dues_s = [1000.0 + i / 1000 for i in range(500)]
+    instants_s = [shared_instant_s(due_s, 0.05) for due_s in dues_s]
+
+    assert len(set(instants_s)) <= 11
+    for due_s, instant_s in zip(dues_s, instants_s, strict=True):
+        assert due_s - 0.05 - 1e-6 < instant_s <= due_s + 1e-6
+
+
+async def test_turns_that_began_apart_are_kept_in_one_round_of_the_loop() -> None:
+    early, late = await _begun_a_little_apart(interval_s=0.2)
+    async with asyncio.timeout(60):
+        await early.store.was_used.wait()
+    await turns()
+
+    assert early.store.parts == late.store.parts == [(0, [1])]
+    early.checkpoints.close()
+    late.checkpoints.close()
+
+
+async def _begun_a_little_apart(*, interval_s: float) -> tuple[Bench, Bench]:
+    """Returns two turns that have a token each since instants of one twentieth of the interval."""
+    loop, pace_s = asyncio.get_running_loop(), interval_s / 20
+    shortest_s = interval_s * (1 - 0.3 * PHASE)
+    while True:
+        early, late = bench_of(interval_s=interval_s), bench_of(interval_s=interval_s)
+        first_s = shared_instant_s(loop.time() + shortest_s, pace_s)
+        await early.say(1)
+        await asyncio.sleep(0.002)
+        await late.say(1)
+        if shared_instant_s(loop.time() + shortest_s, pace_s) == first_s:
+            return early, late
+        early.checkpoints.close()
+        late.checkpoints.close()
 
 
 async def test_one_write_at_a_time_and_the_next_takes_all_that_came() -> None:
