@@ -34,7 +34,7 @@ def delivery_figures(told: Sequence[Told]) -> dict[str, float]:
     """Returns how late tokens came.
 
     The bar is for streams that live: all begin at once and so end at once, and neither happens to
-    a server that has so many. What the starts and ends add is told beside it, and so is the worst
+    a server that has so many. How late tokens are meanwhile is told beside it, and so is the worst
     second of the time between, which tells one stall from a server that is full.
     """
     begin_ns = max(each.all_live_ns[0] for each in told)
@@ -51,13 +51,16 @@ def delivery_figures(told: Sequence[Told]) -> dict[str, float]:
         "p50_delivery_ms": _quantile_ms(while_live, 0.5),
         "p99_delivery_ms": _quantile_ms(while_live, 0.99),
         "worst_second_p99_ms": max(_quantile_ms(second, 0.99) for second in seconds.values()),
-        "p99_with_starts_ms": _quantile_ms([late_ns for _, late_ns in tokens], 0.99),
+        "p99_starting_ms": _quantile_ms([late for made, late in tokens if made < live_ns], 0.99),
+        "p99_ending_ms": _quantile_ms([late for made, late in tokens if made >= end_ns], 0.99),
         "start_s": round((begin_ns - min(made_ns for made_ns, _ in tokens)) / _NS_PER_S, 1),
         "live_s": round((end_ns - live_ns) / _NS_PER_S, 1),
     }
 
 
 def _quantile_ms(late_ns: Sequence[int], share: float) -> float:
-    """Returns the delay that a share of the tokens keeps below."""
+    """Returns the delay that a share of the tokens keeps below; 0 of no tokens."""
+    if not late_ns:
+        return 0.0
     ordered = sorted(late_ns)
     return round(ordered[min(int(share * len(ordered)), len(ordered) - 1)] / _NS_PER_MS, 1)

@@ -36,7 +36,8 @@ def test_starts_and_ends_are_told_beside_them() -> None:
 
     figures = delivery_figures([_told(lived=(2, 9), tokens=tokens)])
 
-    assert figures["p99_with_starts_ms"] == 900.0
+    assert figures["p99_starting_ms"] == 900.0
+    assert figures["p99_ending_ms"] == 700.0
 
 
 def test_worst_second_tells_one_stall_from_a_full_server() -> None:
