@@ -69,7 +69,7 @@ $(TRITON): | $(BIN)/python
 	mv $@.part $@
 
 test-kernels: setup $(TRITON)    ## Runs CUDA's kernels on the CPU, by Triton's interpreter
-	PYTHONPATH=$(TRITON) TRITON_INTERPRET=1 $(BIN)/pytest -n 0 $(ARGS) tests/unit/engine/cuda_kernels
+	PYTHONPATH=$(TRITON) TRITON_INTERPRET=1 $(BIN)/pytest -n 0 -m 'not device' $(ARGS) tests/unit/engine/cuda_kernels
 
 stress: setup    ## Runs the tests with random lives 25 times as often: minutes
 	$(BIN)/pytest --scale 25 --timeout 1200 tests/integration/cases/test_scheduling_cancellations.py \

@@ -7,7 +7,7 @@ with, and for nothing else.
 import hashlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -45,9 +45,8 @@ _ONE_ROW_TILES: Final = (
 
 def candidates(product: Product, num_rows: int) -> list[ProductConfig]:
     """Returns what is worth measuring for a product of up to 64 rows."""
-    found = [_config(tile) for tile in _TILES]
-    if num_rows == 1:
-        found += [_config(tile, one_row=True) for tile in _ONE_ROW_TILES]
+    is_one = num_rows == 1
+    found = [_config(tile, one_row=is_one) for tile in (_ONE_ROW_TILES if is_one else _TILES)]
     return [config for config in found if _is_sensible(product, num_rows, config)]
 
 
@@ -77,10 +76,10 @@ def paged_config(num_rows: int) -> PagedConfig:
     if num_rows <= 2:
         return PagedConfig(max_splits=32, min_split_tokens=64, block_tokens=128)
     if num_rows <= 8:
-        return PagedConfig(max_splits=16, min_split_tokens=256, num_warps=2)
+        return PagedConfig(max_splits=16, min_split_tokens=320, block_tokens=128)
     if num_rows <= 32:
-        return PagedConfig(max_splits=8, min_split_tokens=512, num_warps=2)
-    return PagedConfig(max_splits=4, min_split_tokens=2048, num_warps=2)
+        return PagedConfig(max_splits=8, min_split_tokens=640, num_warps=2)
+    return PagedConfig(max_splits=8, min_split_tokens=2048, num_warps=2)
 
 
 def _config(tile: tuple[int, int, int, int, int], *, one_row: bool = False) -> ProductConfig:
@@ -167,17 +166,12 @@ class MeasuredChoices:
             _log.warning("measured choices can't be kept", path=str(self.path), error=str(error))
 
 
-def choice_key(product: Product, num_rows: int, *, out_dtype: torch.dtype, overlap: bool) -> str:
-    """Returns a product's name among the measured choices."""
-    parts: Sequence[object] = (
-        f"{product.num_out}x{product.num_in}",
-        product.weight_NK.dtype,
-        out_dtype,
-        "norm" if product.norm_epsilon is not None else "plain",
-        "gate_up" if product.is_gate_up else "single",
-        "added" if product.is_added else "stored",
-        "bias" if product.bias_N is not None else "unbiased",
-        "overlap" if overlap else "apart",
-        num_rows,
-    )
-    return " ".join(str(part).removeprefix("torch.") for part in parts)
+def model_key(
+    products: Mapping[str, Product], *, num_layers: int, overlap: bool, block_tokens: int
+) -> str:
+    """Returns what stands for a model's shape among the measured choices."""
+    parts: list[object] = [num_layers, overlap, block_tokens]
+    for kind, product in products.items():
+        is_plain = product.norm_epsilon is None and product.bias_N is None
+        parts += [kind, *product.weight_NK.shape, product.weight_NK.dtype, is_plain]
+    return hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()[:16]

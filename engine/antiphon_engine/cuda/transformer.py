@@ -5,7 +5,7 @@ vocabulary, M blocks of the longest context.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from antiphon_engine.checkpoint.progress import OnProgress
-from antiphon_engine.cuda.choices import FIXED, MeasuredChoices, default_config
+from antiphon_engine.cuda.choices import FIXED, MeasuredChoices, default_config, model_key
 from antiphon_engine.cuda.kernels.paged_attention import Heads
 from antiphon_engine.cuda.kernels.products import Product, Workspace
 from antiphon_engine.cuda.kernels.rows import embed, normalise
-from antiphon_engine.cuda.measuring import ProductTuner
+from antiphon_engine.cuda.measuring import ProductKind, StepTuner
 from antiphon_engine.cuda.step_attention import AttentionMaker, StepAttention, make_attention
 from antiphon_engine.cuda.step_buffers import StepBuffers
 from antiphon_engine.cuda.step_products import ROW_BOUNDS, ProductRunner, row_bound
@@ -35,6 +35,8 @@ from antiphon_engine.model.transformer import Transformer
 QKV, OUTPUT, GATE_UP, DOWN, HEAD = "qkv", "output", "gate_up", "down", "head"
 """The kinds of products."""
 
+_MEASURED_CONTEXT: Final = 1024
+"""Tokens of each row of the steps that are measured."""
 _NUM_PARTIALS: Final = 16 << 20
 """Partial sums that programs may leave for each other: 64 MiB."""
 
@@ -118,22 +120,35 @@ class CudaTransformer:
     def tune(self, row_counts: Sequence[int], *, budget_s: float) -> None:
         """Chooses how products are computed by measuring; waits for the device.
 
-        Comes before capturing. What is known from earlier starts costs no time; what the budget
-        leaves out keeps its default.
+        Comes before capturing, and before the cache holds anything. What is known from earlier
+        starts costs no time; what the budget leaves out keeps its default.
         """
         if self._settings.deterministic or self._device.type != "cuda":
             return
-        tuner = ProductTuner(
+        products = {kind: layers[0] for kind, layers in self._product_kinds().items()}
+        tuner = StepTuner(
             runner=self._products,
-            buffers=self._buffers,
-            logits_SV=self._logits_SV,
+            kinds={
+                kind: ProductKind(
+                    product=product,
+                    out_dtype=torch.float32 if kind == HEAD else product.weight_NK.dtype,
+                )
+                for kind, product in products.items()
+            },
+            make_step=self._made_up_step,
+            model_key=model_key(
+                products,
+                num_layers=self._config.num_layers,
+                overlap=self._products.overlap,
+                block_tokens=self._cache.layout.block_tokens,
+            ),
             known=MeasuredChoices.open(self._settings.cache_dir, torch.cuda.get_device_name()),
             deadline=time.monotonic() + budget_s,
         )
         bounds = {row_bound(num_rows) for num_rows in row_counts}
+        most = min(self._settings.max_rows, self._settings.max_logits)
         for bound in sorted(bound for bound in bounds if bound is not None):
-            for kind, layers in self._product_kinds().items():
-                tuner.choose(kind, layers, bound)
+            tuner.choose(bound, min(bound, most))
         tuner.known.save()
 
     def decode(self, rows: DecodeRows) -> None:
@@ -197,6 +212,21 @@ class CudaTransformer:
             overlap=self._products.overlap,
         )
         self._products.run(HEAD, weights.head, buffers.normed_TH, logits_SV, buffers)
+
+    def _made_up_step(self, num_rows: int) -> Callable[[], None]:
+        """Returns what launches a decode step over whatever the cache holds, and writes to it."""
+        layout, device = self._cache.layout, self._device
+        position = min(_MEASURED_CONTEXT, self._settings.context_tokens) - 1
+        num_blocks = position // layout.block_tokens + 1
+        blocks = torch.arange(num_rows * num_blocks, dtype=torch.int32, device=device)
+        rows = DecodeRows(
+            input_ids_B=torch.arange(num_rows, dtype=torch.int32, device=device),
+            positions_B=torch.full((num_rows,), position, dtype=torch.int32, device=device),
+            slots_B=torch.arange(num_rows, dtype=torch.int32, device=device),
+            block_tables_SM=(blocks % layout.num_blocks).view(num_rows, num_blocks),
+            logits_BV=self._logits_SV[:num_rows],
+        )
+        return lambda: self.decode(rows)
 
     def _take_weights(self) -> None:
         assert self._source is not None

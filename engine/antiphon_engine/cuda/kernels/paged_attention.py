@@ -181,16 +181,33 @@ def _store_new(
 
 
 @jit
+def _part(
+    sums, largest, best, cell, number, num_splits,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Returns what a split has of the sum, zeros where there is no such split."""
+    row = tl.arange(0, ROWS)
+    is_there = row < tl.where(number < num_splits, GROUP, 0)
+    at = (cell + number) * GROUP + row
+    score = tl.load(largest + at, mask=is_there, other=-1.0e30, cache_modifier=".cg")
+    part = tl.load(
+        sums + at[:, None] * D + tl.arange(0, D)[None, :],
+        mask=is_there[:, None], other=0.0, cache_modifier=".cg",
+    )  # fmt: skip
+    return tl.exp2(score - best)[:, None] * part
+
+
+@jit
 def _merge(
     sums, largest, weights, cell, num_splits,
     GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Returns the attention of a row that programs have shared, [ROWS, D], in their order.
 
-    All loads are independent: waiting for one after the other would take longer than attending.
+    Where few rows are computed, all loads are independent: waiting for one after the other would
+    take longer than attending.
     """
     row = tl.arange(0, ROWS)
-    feature = tl.arange(0, D)
     is_row = row < GROUP
     split = tl.arange(0, SPLITS)
     at = (cell + split)[None, :] * GROUP + row[:, None]
@@ -200,15 +217,13 @@ def _merge(
     best = tl.max(scores, 1)
     weight = tl.sum(parts * tl.exp2(scores - best[:, None]), 1)
     total = tl.zeros([ROWS, D], tl.float32)
-    for number in tl.static_range(SPLITS):
-        is_there = row < tl.where(number < num_splits, GROUP, 0)
-        place = (cell + number) * GROUP + row
-        score = tl.load(largest + place, mask=is_there, other=-1.0e30, cache_modifier=".cg")
-        part = tl.load(
-            sums + place[:, None] * D + feature[None, :],
-            mask=is_there[:, None], other=0.0, cache_modifier=".cg",
-        )  # fmt: skip
-        total += tl.exp2(score - best)[:, None] * part
+    if SPLITS <= 8:
+        # Here many rows keep the device busy, if registers leave room for them.
+        for number in range(num_splits):
+            total += _part(sums, largest, best, cell, number, num_splits, GROUP, ROWS, D)
+    else:
+        for number in tl.static_range(SPLITS):
+            total += _part(sums, largest, best, cell, number, num_splits, GROUP, ROWS, D)
     return total / tl.where(is_row, weight, 1.0)[:, None]
 
 
@@ -279,9 +294,10 @@ def _paged_kernel(
     split = tl.program_id(0)
     position = tl.load(positions + b)
     # What one program takes, in whole turns; the new token is the last program's.
-    share = tl.maximum(tl.cdiv(position + 1, SPLITS), min_tokens)
-    share = tl.cdiv(share, TOKENS) * TOKENS
-    num_splits = tl.cdiv(position + 1, share)
+    num_tokens = position + 1
+    share = tl.cdiv(num_tokens, tl.maximum(tl.minimum(tl.cdiv(num_tokens, min_tokens), SPLITS), 1))
+    share = tl.maximum(tl.cdiv(share, TOKENS), 1) * TOKENS
+    num_splits = tl.cdiv(num_tokens, share)
     if split >= num_splits:
         return
     GROUP: tl.constexpr = HEADS // KV_HEADS

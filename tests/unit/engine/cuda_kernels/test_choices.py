@@ -1,0 +1,74 @@
+from pathlib import Path
+
+import torch
+
+from antiphon_engine.cuda.choices import FIXED, MeasuredChoices, candidates, default_config
+from antiphon_engine.cuda.kernels.products import Product
+from antiphon_engine.cuda.step_products import ROW_BOUNDS, row_bound
+
+
+def _product(num_out: int, num_in: int, **kind: object) -> Product:
+    return Product(weight_NK=torch.empty(num_out, num_in, device="meta"), **kind)
+
+
+def test_choices_come_back_for_the_device_that_they_were_measured_on(tmp_path: Path) -> None:
+    choices = MeasuredChoices.open(tmp_path / "new", "one device")
+    choices["model 1 qkv"] = FIXED
+    choices["model 1 head"] = None
+    choices.save()
+
+    again = MeasuredChoices.open(tmp_path / "new", "one device")
+    other = MeasuredChoices.open(tmp_path / "new", "another device")
+
+    assert again["model 1 qkv"] == FIXED
+    assert again["model 1 head"] is None
+    assert "model 16 qkv" not in again
+    assert "model 1 qkv" not in other
+
+
+def test_choices_that_cannot_be_read_are_none(tmp_path: Path) -> None:
+    choices = MeasuredChoices.open(tmp_path, "device")
+    choices["model 1 qkv"] = FIXED
+    choices.save()
+    (file,) = tmp_path.iterdir()
+
+    for broken in ('{"model 1 qkv": {"block_out": "wide"}}', '{"model', "[]"):
+        file.write_text(broken)
+        assert "model 1 qkv" not in MeasuredChoices.open(tmp_path, "device")
+
+
+def test_choices_without_a_directory_are_kept_nowhere(tmp_path: Path) -> None:
+    choices = MeasuredChoices.open(None, "device")
+    choices["model 1 qkv"] = None
+
+    choices.save()
+
+    assert "model 1 qkv" in choices
+
+
+def test_one_choice_holds_up_to_the_next_bound() -> None:
+    assert [row_bound(num_rows) for num_rows in (1, 2, 16, 17, 64, 65)] == [1, 16, 16, 32, 64, None]
+
+
+def test_candidates_divide_a_product_evenly_and_split_only_what_is_linear() -> None:
+    products = (
+        _product(1024, 3072, is_added=True),
+        _product(2 * 4864, 896, norm_epsilon=1e-6, is_gate_up=True),
+        _product(151936, 1024),
+    )
+
+    for product in products:
+        for bound in ROW_BOUNDS:
+            for config in candidates(product, bound):
+                assert product.num_out % config.block_out == 0
+                assert product.num_in % (config.block_in * config.num_splits) == 0
+                assert config.num_splits == 1 or product.can_split()
+                assert config.one_row == (bound == 1)
+
+
+def test_products_of_no_known_size_are_left_to_the_library() -> None:
+    odd = _product(100, 60)
+
+    assert candidates(odd, 8) == []
+    assert default_config(odd, 1) is None
+    assert default_config(_product(1024, 1024), 65) is None
