@@ -1,5 +1,6 @@
 """What a process has used, as Linux tells it."""
 
+import ctypes
 import os
 import time
 from pathlib import Path
@@ -10,6 +11,26 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 def memory_bytes(process_id: int) -> int:
     """Returns the memory that is resident."""
     return int(Path(f"/proc/{process_id}/statm").read_text().split()[1]) * _PAGE_BYTES
+
+
+class _MallocInfo(ctypes.Structure):
+    """The C library's mallinfo2."""
+
+    _fields_ = (
+        ("not_read", ctypes.c_size_t * 4),
+        ("hblkhd", ctypes.c_size_t),
+        ("not_read_either", ctypes.c_size_t * 2),
+        ("uordblks", ctypes.c_size_t),
+        ("nor_that", ctypes.c_size_t * 2),
+    )
+
+
+def allocated_bytes() -> int:
+    """Returns what native code and large Python objects of this process have of the heap now."""
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = _MallocInfo
+    info = libc.mallinfo2()
+    return int(info.uordblks + info.hblkhd)
 
 
 def cpu_time_ns(process_id: int) -> int:

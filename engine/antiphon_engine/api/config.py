@@ -71,7 +71,9 @@ class EngineConfig:
     num_kv_events: int = 0
     """Events of the KV cache kept for readers; 0: none."""
     grammar_cache_bytes: int = 256 << 20
-    """Memory for compiled grammars that later requests may use again."""
+    """Memory for compiled grammars that later requests may use again; and as much for those that
+    have grown large by the outputs that run. Beyond it, such an output fails; small grammars take
+    a few MiB for each row besides."""
     grammar_step_limit_ms: int = 100
     """Processor time that a grammar may take for one token; one that takes more fails."""
     stall_limit_s: float = 30.0

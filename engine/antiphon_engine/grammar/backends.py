@@ -13,22 +13,27 @@ from antiphon_engine.api.grammar import GrammarBackend as BackendName
 from antiphon_engine.grammar.base import CompiledGrammar, GrammarBackend
 from antiphon_engine.grammar.vocabulary import Vocabulary, read_vocabulary
 
+LARGE_BYTES = 256 << 20
+"""What grammars may take that have grown so much that they are not kept for later outputs."""
+
 
 class Backends:
     """Finds the backend that a grammar names. May be used by several threads."""
 
-    def __init__(self, vocabulary: Vocabulary, *, num_threads: int = 1) -> None:
-        """Takes the model's vocabulary, and how many threads fill the masks of one step."""
+    def __init__(self, vocabulary: Vocabulary, *, large_bytes: int = LARGE_BYTES) -> None:
+        """Takes the model's vocabulary, and the memory for what outputs make of grammars."""
         self.vocabulary = vocabulary
-        self._num_threads = num_threads
+        self._large_bytes = large_bytes
         self._built: dict[BackendName, GrammarBackend] = {}
         self._building = threading.Lock()
 
     @classmethod
-    def load(cls, checkpoint: Path, *, vocabulary_size: int, num_threads: int = 1) -> "Backends":
+    def load(
+        cls, checkpoint: Path, *, vocabulary_size: int, large_bytes: int = LARGE_BYTES
+    ) -> "Backends":
         """Returns the backends for a model. Raises StartupError where its tokenizer is unknown."""
         vocabulary = read_vocabulary(checkpoint, size=vocabulary_size)
-        return cls(vocabulary, num_threads=num_threads)
+        return cls(vocabulary, large_bytes=large_bytes)
 
     def __getitem__(self, name: BackendName) -> GrammarBackend:
         return self.build(name)
@@ -64,7 +69,7 @@ class Backends:
         if name is BackendName.XGRAMMAR:
             from antiphon_engine.grammar.xgrammar_backend import XgrammarBackend
 
-            return XgrammarBackend(self.vocabulary, num_threads=self._num_threads)
+            return XgrammarBackend(self.vocabulary)
         from antiphon_engine.grammar.llguidance_backend import LlguidanceBackend
 
-        return LlguidanceBackend(self.vocabulary, num_threads=self._num_threads)
+        return LlguidanceBackend(self.vocabulary, large_bytes=self._large_bytes)

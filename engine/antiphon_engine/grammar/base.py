@@ -25,6 +25,13 @@ class Matcher(Protocol):
     accepted where the grammar asks for them by id. End ids are never accepted: they end an output.
     """
 
+    @property
+    def excused_s(self) -> float:
+        """Processor time that has gone into compiling again so far; infinite while it does.
+
+        May be read by any thread. It is no time that a token has taken.
+        """
+
     def accept(self, token_id: int) -> None:
         """Goes on behind a token.
 

@@ -124,7 +124,9 @@ class MaskFiller:
                 for worker in [*lane.workers]:
                     if not worker.thread.is_alive():
                         raise RuntimeError("a thread that fills masks has died")
-                    if worker.task is not None and worker.is_over(self._step_limit_s):
+                    if worker.task is not None and worker.is_over(
+                        self._step_limit_s, excused_s=worker.excused_s()
+                    ):
                         worker.task.error = self._too_complex()
                         self._leave_behind(worker)
                 self._man(lane)
@@ -236,7 +238,7 @@ class MaskFiller:
     ) -> None:
         task, used_s = worker.task, worker.used_s()
         assert task is not None
-        if error is None and used_s > self._step_limit_s:
+        if error is None and used_s - worker.excused_s() > self._step_limit_s:
             error = self._too_complex()
         task.error = error
         if task.awaited:
@@ -274,26 +276,33 @@ class _Worker:
         """None where it rests, or where nobody waits for what it does."""
         self._begin_s = 0.0
         self._begin_wall_s = 0.0
+        self._begin_excused_s = 0.0
 
     def begin(self, task: FillTask) -> FillTask:
         """Notes that the calling thread, which is this worker's, begins with a task."""
         self.task = task
         self._begin_s = time.thread_time()
         self._begin_wall_s = time.monotonic()
+        self._begin_excused_s = task.guide.excused_s
         return task
 
     def used_s(self) -> float:
         """Returns the processor time of the task so far; called by this worker's thread."""
         return time.thread_time() - self._begin_s
 
-    def is_over(self, limit_s: float) -> bool:
-        """Returns whether its task has used more processor time than that."""
+    def excused_s(self) -> float:
+        """Returns how much of its task's processor time is no time of a token."""
+        assert self.task is not None
+        return self.task.guide.excused_s - self._begin_excused_s
+
+    def is_over(self, limit_s: float, *, excused_s: float = 0.0) -> bool:
+        """Returns whether its task has used more processor time than that, what's excused aside."""
         if self.thread.ident is None or not self.thread.is_alive():
             return False
         if time.monotonic() - self._begin_wall_s > max(_HARD_LIMIT_S, 20 * limit_s):
             return True
         clock_id = time.pthread_getcpuclockid(self.thread.ident)
-        return time.clock_gettime(clock_id) - self._begin_s > limit_s
+        return time.clock_gettime(clock_id) - self._begin_s - excused_s > limit_s
 
 
 def _fill(task: FillTask, scratch: NDArray[np.int32]) -> GrammarError | None:

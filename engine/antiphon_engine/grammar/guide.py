@@ -102,6 +102,11 @@ class Guide:
             self._gate is not None and self._gate.forced_id is not None
         )
 
+    @property
+    def excused_s(self) -> float:
+        """See Matcher."""
+        return self._matcher.excused_s if self._matcher is not None else 0.0
+
     def take_num_matched(self) -> int:
         """Returns by how many tokens the matcher was advanced since this was asked last."""
         num_matched, self._num_matched = self._num_matched, 0

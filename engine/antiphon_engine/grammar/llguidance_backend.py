@@ -1,19 +1,27 @@
 """The second backend: regular lexemes with intersection and complement, and a parser over them."""
 
 import json
+import math
 import re
-import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from antiphon_engine.api.errors import ErrorReason
 from antiphon_engine.api.grammar import Grammar, GrammarKind
 from antiphon_engine.grammar.base import GrammarError, Matcher
+from antiphon_engine.grammar.llguidance_lexers import (
+    NUM_STATES,
+    LargeLexers,
+    Lexer,
+    LexerSource,
+    is_of_states,
+)
 from antiphon_engine.grammar.vocabulary import Vocabulary
 
 # Forcing would tie the output to one split into tokens; the model shall choose its own.
@@ -33,129 +41,188 @@ _EXCERPT = re.compile(r"\s*(\d+ \|.*|\^|<.*)?$")
 """Lines of a message that show a grammar's lines, or what the library says of itself."""
 _BYTES_PER_CHARACTER = 64
 _BYTES_AT_LEAST = 64 << 10
-"""Measured: what even the smallest grammar takes with its parser and its first masks."""
+"""Measured: what even the smallest grammar takes with its parser, beside its lexer."""
+_SMALL_CHARACTERS = 1000
+"""Measured: larger grammars mostly need more states than the fewest."""
 _TOO_COMPLEX = ("too complex", "too big", "too large", "too many", "limit", "fuel")
-_LIMITS = LLParserLimits(step_lexer_fuel=200_000, step_max_items=50_000, verbose_errors=False)
 
 
 class LlguidanceMatcher:
     """See Matcher.
 
-    Matchers of one grammar share what its lexer has found out, and that has a limit. One that
-    reaches it breaks the lexer for all of them, so each goes on with a lexer of its own from there;
-    the one whose output takes too much reaches the limit again, alone.
+    Matchers of one grammar share a lexer. One that reaches the limit of a step breaks it for all of
+    them; then each goes on with a lexer of its own, and the one whose output takes too much reaches
+    the limit again, alone.
     """
 
-    def __init__(self, compiled: "LlguidanceCompiled", matcher: LLMatcher) -> None:
-        self.matcher = matcher
-        self._compiled = compiled
+    def __init__(self, lexers: LexerSource, lexer: Lexer, matcher: LLMatcher) -> None:
+        self._lexers = lexers
+        self._lexer = lexer
+        self._matcher = matcher
         self._shares_lexer = True
         self._token_ids: list[int] = []
+        self._excused_s = 0.0
+        self._is_moving = False
+
+    @property
+    def excused_s(self) -> float:
+        """See Matcher."""
+        return math.inf if self._is_moving else self._excused_s
 
     def accept(self, token_id: int) -> None:
         """See Matcher."""
-        accepted = self.matcher.consume_token(token_id)
-        if not accepted and self.recover():
-            accepted = self.matcher.consume_token(token_id)
+        accepted = self._matcher.consume_token(token_id)
+        if not accepted and self._recover():
+            accepted = self._matcher.consume_token(token_id)
         if not accepted:
-            raise _matcher_error(self.matcher) or GrammarError(
+            raise _matcher_error(self._matcher) or GrammarError(
                 ErrorReason.INTERNAL, f"Token {token_id} was drawn and the grammar has no place."
             )
         self._token_ids.append(token_id)
 
+    def fill(self, address: int, num_bytes: int) -> GrammarError | None:
+        """Writes the mask of the next token to memory; returns why it is not to be used, if so."""
+        try:
+            if self._lexer.is_spent:
+                self._go_on_with(self._larger_lexer)
+            self._compute_mask(address, num_bytes)
+            while self._recover():
+                self._compute_mask(address, num_bytes)
+        except GrammarError as error:
+            return error
+        return _matcher_error(self._matcher)
+
     def rollback(self, num_tokens: int) -> None:
         """See Matcher."""
-        if num_tokens and not self.matcher.rollback(num_tokens):
-            raise _matcher_error(self.matcher) or GrammarError(
+        if num_tokens and not self._matcher.rollback(num_tokens):
+            raise _matcher_error(self._matcher) or GrammarError(
                 ErrorReason.INTERNAL, f"The grammar's matcher can't go back {num_tokens} tokens."
             )
         del self._token_ids[len(self._token_ids) - num_tokens :]
 
     def may_end(self) -> bool:
         """See Matcher."""
-        return self.matcher.is_accepting()
+        return self._matcher.is_accepting()
 
     def fork(self) -> "LlguidanceMatcher":
         """See Matcher."""
-        other = LlguidanceMatcher(self._compiled, self.matcher.deep_copy())
+        other = LlguidanceMatcher(self._lexers, self._lexer, self._matcher.deep_copy())
+        other._shares_lexer = self._shares_lexer
         other._token_ids = [*self._token_ids]
         return other
 
-    def recover(self) -> bool:
-        """Goes to the same place with a lexer of its own, where the shared one is at its limit."""
-        error = _matcher_error(self.matcher)
-        is_at_limit = error is not None and error.reason is ErrorReason.CONSTRAINT_TOO_COMPLEX
-        if not is_at_limit or not self._shares_lexer:
-            return False
-        self._compiled.forget()
+    def _compute_mask(self, address: int, num_bytes: int) -> None:
+        begun_s = time.thread_time()
+        self._matcher.unsafe_compute_mask_ptr(address, num_bytes)
+        self._lexer.note_mask(self._matcher, time.thread_time() - begun_s)
+
+    def _recover(self) -> bool:
+        """Goes to the same place with other lexers, as long as this one is at a limit.
+
+        Returns whether it stands there. Raises GrammarError: there is no room for a lexer.
+        """
+        has_moved = False
+        while (find_lexer := self._way_out()) is not None:
+            self._go_on_with(find_lexer)
+            has_moved = True
+        return has_moved and not self._matcher.is_error()
+
+    def _way_out(self) -> Callable[[], Lexer] | None:
+        """Returns what finds a lexer to go on with; None: nothing is wrong, or nothing helps."""
+        error = self._error()
+        if error is None or error.reason is not ErrorReason.CONSTRAINT_TOO_COMPLEX:
+            return None
+        if is_of_states(error):
+            lasts = self._shares_lexer or self._lexer.next_num_states is not None
+            return self._larger_lexer if lasts else None
+        return self._own_lexer if self._shares_lexer else None
+
+    def _error(self) -> GrammarError | None:
+        error = _matcher_error(self._matcher)
+        if error is not None and error.reason is ErrorReason.INTERNAL:
+            # A lexer at its limit takes no token: that a token has no place may mean that alone.
+            beginning = self._lexer.beginning.deep_copy()
+            beginning.compute_bitmask()
+            return _matcher_error(beginning) or error
+        return error
+
+    def _larger_lexer(self) -> Lexer:
+        if not self._shares_lexer:
+            return self._lexers.own(self._lexer.next_num_states or self._lexer.num_states)
+        return self._lexers.next_shared(self._lexer) or self._own_lexer()
+
+    def _own_lexer(self) -> Lexer:
+        self._lexers.forget(self._lexer)
         self._shares_lexer = False
-        self.matcher = self._compiled.anew()
-        return all(map(self.matcher.consume_token, self._token_ids))
+        return self._lexers.own(self._lexer.num_states)
+
+    def _go_on_with(self, find_lexer: Callable[[], Lexer]) -> None:
+        """Goes to the same place with another lexer."""
+        begun_s = time.thread_time()
+        self._is_moving = True
+        try:
+            self._lexer = find_lexer()
+            self._matcher = self._lexer.beginning.deep_copy()
+            all(map(self._matcher.consume_token, self._token_ids))
+        finally:
+            self._excused_s += time.thread_time() - begun_s
+            self._is_moving = False
 
 
 class LlguidanceCompiled:
     """See CompiledGrammar."""
 
-    def __init__(self, anew: Callable[[], LLMatcher], *, size_bytes: int) -> None:
-        """Takes what compiles it, and does so at once."""
-        self.anew = anew
-        self.size_bytes = size_bytes
-        self._compiling = threading.Lock()
-        self._beginning: LLMatcher | None = anew()
+    def __init__(self, lexers: LexerSource, *, first_bytes: int) -> None:
+        """Takes the grammar's lexers, and what it takes without them."""
+        self._lexers = lexers
+        self._first_bytes = first_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """See CompiledGrammar."""
+        return self._first_bytes + self._lexers.size_bytes
 
     def matcher(self) -> LlguidanceMatcher:
         """See CompiledGrammar."""
-        with self._compiling:
-            if self._beginning is None:
-                self._beginning = self.anew()
-            return LlguidanceMatcher(self, self._beginning.deep_copy())
-
-    def forget(self) -> None:
-        """Lets go of a lexer that is at its limit: later matchers get another."""
-        with self._compiling:
-            self._beginning = None
+        lexer = self._lexers.share()
+        return LlguidanceMatcher(self._lexers, lexer, lexer.beginning.deep_copy())
 
 
 class LlguidanceBackend:
     """See GrammarBackend."""
 
-    def __init__(self, vocabulary: Vocabulary, *, num_threads: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, large_bytes: int) -> None:
         self._tokenizer = LLTokenizer(
             TokenizerWrapper(_Tokens(vocabulary)),
             n_vocab=vocabulary.size + 1,
             eos_token=vocabulary.size,
             slices=_SLICES,
         )
-        self._executor = LLExecutor(num_threads)
+        self._large_lexers = LargeLexers(large_bytes)
 
     def compile(self, grammar: Grammar) -> LlguidanceCompiled:
         """See GrammarBackend."""
-        size_bytes = _BYTES_AT_LEAST + _BYTES_PER_CHARACTER * len(grammar.text)
-        return LlguidanceCompiled(partial(self._compile, grammar), size_bytes=size_bytes)
+        first_bytes = _BYTES_AT_LEAST + _BYTES_PER_CHARACTER * len(grammar.text)
+        lexers = LexerSource(
+            partial(self._compile, _HEAD + _lark(grammar)),
+            self._large_lexers,
+            first_num_states=NUM_STATES[len(grammar.text) > _SMALL_CHARACTERS],
+        )
+        return LlguidanceCompiled(lexers, first_bytes=first_bytes)
 
     def fill(
         self, matchers: Sequence[Matcher], masks: NDArray[np.int32], rows: Sequence[int]
     ) -> list[GrammarError | None]:
         """See GrammarBackend."""
         assert masks.flags.c_contiguous
-        own = [cast(LlguidanceMatcher, matcher) for matcher in matchers]
-        start, row_bytes = masks.ctypes.data, masks.shape[1] * masks.itemsize
-        if len(own) == 1:
-            # A thread of the pool would cost more than most masks.
-            own[0].matcher.unsafe_compute_mask_ptr(start + rows[0] * row_bytes, row_bytes)
-        else:
-            inner = [(each.matcher, row) for each, row in zip(own, rows, strict=True)]
-            self._executor.unsafe_compute_mask_ptr(inner, start, row_bytes, masks.shape[0])
-        errors = [_matcher_error(each.matcher) for each in own]
-        for place, error in enumerate(errors):
-            if error is not None and own[place].recover():
-                matcher = own[place].matcher
-                matcher.unsafe_compute_mask_ptr(start + rows[place] * row_bytes, row_bytes)
-                errors[place] = _matcher_error(matcher)
-        return errors
+        first, row_bytes = masks.ctypes.data, masks.shape[1] * masks.itemsize
+        return [
+            cast(LlguidanceMatcher, matcher).fill(first + row * row_bytes, row_bytes)
+            for matcher, row in zip(matchers, rows, strict=True)
+        ]
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, _HEAD + _lark(grammar), log_level=0, limits=_LIMITS)
+    def _compile(self, text: str, limits: LLParserLimits) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
         error = _matcher_error(matcher)
         if error is not None:
             if error.reason is ErrorReason.INTERNAL:
@@ -230,6 +297,7 @@ def _matcher_error(matcher: LLMatcher) -> GrammarError | None:
 
 def _error_text(matcher: LLMatcher) -> str:
     """Returns what the library says of the fault, without what it says of itself."""
-    lines = matcher.get_error().strip().splitlines()
-    told = [line.strip() for line in lines if not _EXCERPT.match(line)]
-    return " ".join(told).removeprefix("parser error: ")
+    told, _, _ = matcher.get_error().partition("\n<state>")
+    lines = told.strip().splitlines()
+    whole = " ".join(line.strip() for line in lines if not _EXCERPT.match(line))
+    return whole.removeprefix("parser error: ")

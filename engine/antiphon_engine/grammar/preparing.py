@@ -60,6 +60,7 @@ class GuideMaker:
         self._checkpoint = checkpoint
         self._vocabulary_size = vocabulary_size
         self._num_threads = num_threads
+        self._cache_bytes = cache_bytes
         self._grammars = GrammarCache(cache_bytes)
         self._markers: OrderedDict[str, EndMarker] = OrderedDict()
         self._backends: Backends | None = None
@@ -139,7 +140,9 @@ class GuideMaker:
         with self._loading:
             if self._backends is None:
                 self._backends = Backends.load(
-                    self._checkpoint, vocabulary_size=self._vocabulary_size
+                    self._checkpoint,
+                    vocabulary_size=self._vocabulary_size,
+                    large_bytes=self._cache_bytes,
                 )
             return self._backends
 
@@ -184,6 +187,7 @@ class GrammarCache:
             known = self._compiled.get(grammar)
             if known is not None:
                 self._compiled.move_to_end(grammar)
+                self._shrink()
                 return known
         compiled = backends.compile(grammar)
         with self._changing:

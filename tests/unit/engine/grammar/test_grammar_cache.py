@@ -70,14 +70,21 @@ def test_what_was_used_last_stays(backends: FakeBackends) -> None:
     assert backends.num_compiled == 51
 
 
-def test_a_grammar_that_grows_with_use_makes_room_at_the_next(backends: FakeBackends) -> None:
+@pytest.mark.parametrize("asked_for", ["last", "4"])
+def test_a_grammar_that_grows_with_use_makes_room_at_the_next(
+    backends: FakeBackends, asked_for: str
+) -> None:
     cache = GrammarCache(MAX_BYTES)
     for number in range(5):
-        cache.compile(regex(str(number)), backends).size_bytes = 400
+        cache.compile(regex(str(number)), backends)
+    for each in backends.alive:
+        each.size_bytes = 400
 
-    cache.compile(regex("last"), backends)
+    cache.compile(regex(asked_for), backends)
 
-    assert len(backends.alive) == 3
+    del each
+    gc.collect()
+    assert len(backends.alive) == (3 if asked_for == "last" else 2)
 
 
 def test_what_does_not_compile_is_tried_again(backends: FakeBackends) -> None:
