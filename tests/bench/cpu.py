@@ -28,6 +28,7 @@ from antiphon_engine.cpu_topology import num_physical_cores
 from bench.cpu_peers import ceilings, path_cost, quality
 from bench.cpu_peers.catalog import DEFAULT, ENGINES, Engine, Machine
 from bench.cpu_peers.measuring import Plan, SideBySide
+from bench.cpu_peers.memory_bar import memory_lines
 from bench.cpu_peers.places import Places
 from bench.cpu_peers.plot import write_plot
 from bench.cpu_peers.prompts import Prompts, text_ids
@@ -65,6 +66,7 @@ def measure_speed(arguments: argparse.Namespace, machine: Machine) -> Results:
     side_by_side = SideBySide(machine, plan, Prompts(text_ids(machine.checkpoint), arguments.seed))
     side_by_side.measure(engines)
     print("\n".join(speed_table(engines, side_by_side.figures)))
+    print("\n".join(memory_lines(engines, side_by_side.figures, machine)))
     figures = {
         name: {"failure": each.failure} if each.failure else each.medians()
         for name, each in side_by_side.figures.items()

@@ -19,6 +19,8 @@ from antiphon_engine.model.config import ModelConfig
 from antiphon_engine.model.transformer_weights import EMBEDDING, HEAD
 from antiphon_engine.model.weights import TiedHead, load_weights
 
+KEEPER: Final = "keep weights"
+"""The name of the thread that writes them."""
 _NICENESS: Final = 10
 
 
@@ -74,7 +76,7 @@ def load_packed(
         packer.close()
     if cache is not None and not found:
         arguments = (cache, key, _arrays(weights))
-        threading.Thread(target=_keep, args=arguments, name="keep weights", daemon=True).start()
+        threading.Thread(target=_keep, args=arguments, name=KEEPER, daemon=True).start()
     return weights
 
 

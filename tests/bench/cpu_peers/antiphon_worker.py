@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.messages import SamplingParams, StopParams
-from antiphon_engine.executor import Executor
+from antiphon_engine.executor import Executor, WeightOrigin
 from antiphon_engine.loading import describe
 from bench.cpu_peers.answering import answer_requests
 from support.loop_harness import request, running_loop_of
@@ -24,10 +24,14 @@ class InProcess:
     """A loop and the requests that it has had."""
 
     def __init__(self, checkpoint: Path, config: EngineConfig) -> None:
+        # The default model's directory lies in the cache.
+        origin = WeightOrigin(cache_dir=checkpoint.parent)
         self._stack = ExitStack()
         self._harness = self._stack.enter_context(
             running_loop_of(
-                describe(Executor(config, checkpoint)), config, checkpoint=str(checkpoint)
+                describe(Executor(config, checkpoint, weights=origin)),
+                config,
+                checkpoint=str(checkpoint),
             )
         )
         self._num_requests = 0

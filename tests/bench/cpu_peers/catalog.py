@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -54,6 +55,8 @@ class Engine:
     open: Callable[[Machine], Opened]
     needs: Callable[[Places], Path]
     """Returns a file without which it isn't installed."""
+    prepare: Callable[[Machine], None] = lambda machine: None
+    """Has it keep what a first start finds out, so that each start is a later one."""
 
 
 # Antiphon's words for its forms of weights, by the names of the table.
@@ -71,11 +74,18 @@ def _own_server(name: str, weights: str, machine: Machine) -> Opened:
     return antiphon_server("demo", settings, machine.log(name))
 
 
-def _own_process(name: str, weights: str, machine: Machine) -> Opened:
+def _own_words(script: str, weights: str, machine: Machine) -> list[str]:
     settings = own_settings(weights) | {"num_threads": machine.num_threads}
-    words = [sys.executable, str(HERE / "antiphon_worker.py")]
-    words += [str(machine.checkpoint), json.dumps(settings)]
+    return [sys.executable, str(HERE / script), str(machine.checkpoint), json.dumps(settings)]
+
+
+def _own_process(name: str, weights: str, machine: Machine) -> Opened:
+    words = _own_words("antiphon_worker.py", weights, machine)
     return worker(words, environment=dict(os.environ), log=machine.log(name))
+
+
+def _keep_packed(weights: str, machine: Machine) -> None:
+    subprocess.run(_own_words("antiphon_packing.py", weights, machine), check=True)
 
 
 def _openvino(name: str, weights: str, machine: Machine) -> Opened:
@@ -156,7 +166,13 @@ def _own(weights: str, kind: str) -> Engine:
         name += "-in-process"
     opens = _own_process if kind == IN_PROCESS else _own_server
     return Engine(
-        name, kind, weights, "antiphon", partial(opens, name, weights), lambda places: HERE
+        name,
+        kind,
+        weights,
+        "antiphon",
+        partial(opens, name, weights),
+        lambda places: HERE,
+        partial(_keep_packed, weights),
     )
 
 
@@ -195,6 +211,7 @@ _ALL = (
 )
 ENGINES = {engine.name: engine for engine in _ALL}
 DEFAULT = (
+    "antiphon-stored",
     "antiphon-int8",
     "antiphon-bf16",
     "antiphon-int8-in-process",

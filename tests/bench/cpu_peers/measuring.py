@@ -43,6 +43,8 @@ class Figures:
 
     startup_s: float = 0.0
     peak_pss_mb: float = 0.0
+    memory_shares_mb: dict[str, int] = field(default_factory=dict)
+    """At the peak, by what processes are for."""
     samples: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     failure: str = ""
 
@@ -88,13 +90,17 @@ class SideBySide:
         figures = self.figures[engine.name] = Figures()
         _tell(f"starting {engine.name} ...")
         memory = PeakMemory()
-        begin_s = time.monotonic()
         try:
+            engine.prepare(self._machine)
+            begin_s = time.monotonic()
             with memory.watching():
                 running = stack.enter_context(engine.open(self._machine))
                 figures.startup_s = time.monotonic() - begin_s
                 self._run_in(running)
             figures.peak_pss_mb = memory.bytes / 1e6
+            figures.memory_shares_mb = {
+                role: round(num_bytes / 1e6) for role, num_bytes in memory.shares.items()
+            }
             self._running[engine.name] = running
         except Exception as error:
             self._fail(engine.name, error)

@@ -2,7 +2,8 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,11 +19,6 @@ def process_tree(process_id: int) -> Iterator[int]:
         yield from process_tree(child)
 
 
-def pss_bytes(process_id: int) -> int:
-    """Returns the proportional set size of a process and of all below it."""
-    return sum(_pss_bytes(each) for each in process_tree(process_id))
-
-
 def _pss_bytes(process_id: int) -> int:
     try:
         for line in Path(f"/proc/{process_id}/smaps_rollup").read_text().splitlines():
@@ -33,12 +29,38 @@ def _pss_bytes(process_id: int) -> int:
     return 0
 
 
+def role_of(command: Sequence[str]) -> str:
+    """Returns what a process is for, by its command: its Python module's last name, or program."""
+    if not command:
+        return "ended"
+    program = Path(command[0]).name
+    if not program.startswith("python"):
+        return program
+    if "-m" in command[:-1]:
+        return command[command.index("-m") + 1].removesuffix(".main").rpartition(".")[2]
+    return next((Path(word).stem for word in command if word.endswith(".py")), program)
+
+
+def _command_of(process_id: int) -> list[str]:
+    try:
+        words = Path(f"/proc/{process_id}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:  # it has ended
+        return []
+    return words.rstrip("\0").split("\0")
+
+
 class PeakMemory:
     """The largest of what processes had that this one has started meanwhile."""
 
     def __init__(self) -> None:
-        self.bytes = 0
+        self.shares: dict[str, int] = {}
+        """Bytes at the peak, by what processes are for."""
         self._done = threading.Event()
+
+    @property
+    def bytes(self) -> int:
+        """Of all of them."""
+        return sum(self.shares.values())
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -58,5 +80,9 @@ class PeakMemory:
         self._look(others)
 
     def _look(self, others: set[int]) -> None:
-        started = set(children_of(os.getpid())) - others
-        self.bytes = max(self.bytes, sum(map(pss_bytes, started)))
+        shares: Counter[str] = Counter()
+        for started in set(children_of(os.getpid())) - others:
+            for process_id in process_tree(started):
+                shares[role_of(_command_of(process_id))] += _pss_bytes(process_id)
+        if shares.total() > self.bytes:
+            self.shares = dict(shares)

@@ -12,7 +12,7 @@ import pytest
 
 from antiphon_engine.checkpoint.fields import Fields
 from antiphon_engine.cpu.packed_cache import PackedCache, file_identity
-from antiphon_engine.cpu.packed_loading import WeightsToLoad, load_packed
+from antiphon_engine.cpu.packed_loading import KEEPER, WeightsToLoad, load_packed
 from antiphon_engine.cpu.products import plan_products
 from antiphon_engine.cpu.quantization import Quantization
 from antiphon_engine.model.config import parse_model_config
@@ -160,7 +160,7 @@ class Loaded:
             wanted, checkpoint, cache=cache, on_progress=lambda *news: stages.append(news)
         )
         for thread in threading.enumerate():
-            if thread.name == "keep weights":
+            if thread.name == KEEPER:
                 thread.join()
         assert stages[-1] == ("load", len(weights.targets), len(weights.targets))
         self.arrays = [array.copy() for each in weights.matrices for array in each.arrays]
