@@ -28,7 +28,7 @@ from antiphon_server.logs import configure_logging
 from antiphon_server.model_loading import load_text_side, served_model
 from antiphon_server.progress import Progress
 from antiphon_server.service_notices import ServiceNotices
-from antiphon_server.settings import in_force
+from antiphon_server.settings import changed, in_force
 from antiphon_server.telemetry.figures import TelemetryFigures
 
 FAILED: Final = 2
@@ -92,7 +92,8 @@ async def _serve(
     stop = asyncio.Event()
     _catch_signals(stop)
     log = structlog.get_logger()
-    log.info("settings", **in_force(config))
+    log.info("settings", **changed(config))
+    log.debug("all settings", **in_force(config))
     # First of all, so that a second server on the same port fails before it loads anything.
     server = Server(config, figures=figures)
     engine: EngineLink | None = None

@@ -91,6 +91,12 @@ def in_force(config: Config) -> dict[str, Value]:
     }
 
 
+def changed(config: Config) -> dict[str, Value]:
+    """Returns the settings in force that are not as the release has them, by key."""
+    usual = in_force(Config())
+    return {key: value for key, value in in_force(config).items() if value != usual[key]}
+
+
 def _kinds() -> dict[str, type]:
     """Returns the type of every setting by its key."""
     return {

@@ -147,11 +147,6 @@ class OutputChannels:
         }
 
     @property
-    def num_decided(self) -> int:
-        """Characters of the whole output that nothing is held back of."""
-        return self._num_decided
-
-    @property
     def reads_calls(self) -> bool:
         """Whether calls are looked for."""
         return self._tools is not None

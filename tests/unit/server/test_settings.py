@@ -5,7 +5,7 @@ import pytest
 
 from antiphon_engine.api.errors import StartupError
 from antiphon_server.config import Config
-from antiphon_server.settings import describe, in_force, load_config, setting_keys
+from antiphon_server.settings import changed, describe, in_force, load_config, setting_keys
 from antiphon_server.settings_rules import RULES
 
 HOME = {"HOME": "/home/ada"}
@@ -245,3 +245,13 @@ def test_defaults_keep_their_own_rules() -> None:
     ]
 
     assert load_config(settings, None, HOME) == load_config([], None, HOME)
+
+
+def test_what_a_server_begins_with_is_told_where_it_is_not_the_usual() -> None:
+    config = load_config(["engine.max_rows=3", "server.insecure=false"], None, HOME)
+
+    told = changed(config)
+
+    assert told["engine.max_rows"] == 3
+    # Where things lie on this machine is told always.
+    assert set(told) == {"engine.max_rows", "model.cache_dir", "store.path"}
