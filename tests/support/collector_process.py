@@ -8,7 +8,7 @@ from typing import cast
 
 from support.otlp_sink import Mood, OtlpSink
 
-_START_LIMIT_S = 60.0
+_START_LIMIT_S = 120.0
 _SLACK_S = 30.0
 """How much longer than it may wait it may take to say so."""
 

@@ -2,6 +2,10 @@
 
 from typing import cast
 
+import grpc
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
+
 from bench.collectors import (
     CONTROL,
     FLUSH_LIMIT_S,
@@ -16,6 +20,8 @@ from bench.collectors import (
     slowed,
     told,
 )
+from support.collector_process import collecting
+from support.otlp_sink import Mood
 from torture.victim import Victim
 
 
@@ -82,3 +88,18 @@ def test_collectors_that_cost_more_than_they_may_are_told_and_no_control_is():
         ]
 
     assert slowed(list(servers.values())) == ["silent: throughput -4.0 %", "silent: p99 +4.0 %"]
+
+
+def test_a_collector_in_another_process_says_what_it_has():
+    export = ExportTraceServiceRequest()
+    export.resource_spans.add().scope_spans.add().spans.add(name="mine")
+    with collecting(Mood.TAKES) as collector:
+        with grpc.insecure_channel(collector.endpoint.removeprefix("http://")) as channel:
+            TraceServiceStub(channel).Export(export, timeout=30)
+        num_mine, num_other = (
+            collector.wait_for(1, name, limit_s=0.1) for name in ("mine", "other")
+        )
+        collector.forget()
+        num_left = collector.wait_for(0, "mine")
+
+    assert (num_mine, num_other, num_left) == (1, 0, 0)
