@@ -22,8 +22,21 @@ class ForkedProcess:
     """Runs a main function of `support.forked_mains`; its input is empty, its outputs are piped."""
 
     def __init__(
-        self, command: Sequence[str], *, environ: Mapping[str, str], directory: Path
+        self,
+        command: Sequence[str],
+        *,
+        environ: Mapping[str, str],
+        directory: Path,
+        zygote: str | None = None,
     ) -> None:
+        """Starts it.
+
+        Args:
+            command: The main function and its arguments.
+            environ: Its environment.
+            directory: Where it runs.
+            zygote: The name of the zygote's socket; None: the one that a run shares.
+        """
         self.args = [*command]
         self.returncode: int | None = None
         """As Popen's: negative where a signal ended it, None before that is known."""
@@ -35,7 +48,7 @@ class ForkedProcess:
         request = {"command": self.args, "environ": {**environ}, "directory": str(directory)}
         self._zygote = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._zygote.settimeout(_ASK_LIMIT_S)
-        self._zygote.connect(f"\0{zygote_name()}")
+        self._zygote.connect(f"\0{zygote or zygote_name()}")
         socket.send_fds(self._zygote, [json.dumps(request).encode()], files)
         for file in files:
             os.close(file)

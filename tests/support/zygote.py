@@ -7,6 +7,7 @@ ends. The run's processes share one zygote; see `tests/conftest.py`.
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -28,6 +29,9 @@ _MAX_REQUEST_BYTES = 1 << 17
 _MAX_FILES = 4
 """Standard input, output, error, and an engine's link."""
 _END_LIMIT_S = 10.0
+_MAINS = "support.forked_mains"
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
 
 
 @cache
@@ -39,6 +43,18 @@ def zygote_name(modules: tuple[str, ...] = ()) -> str:
     """
     if name := os.environ.get(NAME_VARIABLE):
         return name
+    name, process = start_zygote(("antiphon_engine.loading", *modules), _MAINS)
+    atexit.register(process.communicate, timeout=_END_LIMIT_S)
+    return name
+
+
+def start_zygote(modules: Sequence[str], mains: str) -> tuple[str, subprocess.Popen[bytes]]:
+    """Starts a zygote, whose forks end with it; returns its socket's name and its process.
+
+    Args:
+        modules: What it imports.
+        mains: The module whose `MAINS` has the main functions of forks by name.
+    """
     name = f"antiphon-zygote-{secrets.token_hex(16)}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         # Who asks may call from now on: they wait for the imports.
@@ -47,7 +63,7 @@ def zygote_name(modules: tuple[str, ...] = ()) -> str:
         tests = str(Path(__file__).parents[1])
         program = (
             f"import sys; sys.path.insert(0, {tests!r})\n"
-            f"from support.zygote import serve; serve({listener.fileno()}, {modules!r})"
+            f"from support.zygote import serve; serve({listener.fileno()}, {modules!r}, {mains!r})"
         )
         process = subprocess.Popen(
             [sys.executable, "-c", program],
@@ -57,32 +73,44 @@ def zygote_name(modules: tuple[str, ...] = ()) -> str:
             pass_fds=(listener.fileno(),),
             start_new_session=True,
         )
-    atexit.register(process.communicate, timeout=_END_LIMIT_S)
-    return name
+    return name, process
 
 
 def launcher_command(modules: tuple[str, ...] = ()) -> list[str]:
     """Returns a command: with a main function and its arguments behind, it stands for a fork."""
+    return launcher_of(zygote_name(modules))
+
+
+def running_launcher() -> list[str] | None:
+    """Returns the same where a zygote runs already; None: it would have to be started first."""
+    has_started = zygote_name.cache_info().currsize > 0
+    return launcher_command() if has_started or NAME_VARIABLE in os.environ else None
+
+
+def launcher_of(name: str) -> list[str]:
+    """Returns the same for a zygote of one's own."""
     launcher = Path(__file__).with_name("fork_launcher.py")
-    return [sys.executable, "-I", "-S", str(launcher), zygote_name(modules)]
+    return [sys.executable, "-I", "-S", str(launcher), name]
 
 
-def serve(listener_fd: int, modules: Sequence[str]) -> None:
+def serve(listener_fd: int, modules: Sequence[str], mains: str) -> None:
     """Forks until standard input ends; kills all that still runs then."""
-    for module in ("antiphon_engine.loading", "support.forked_mains", *modules):
+    for module in modules:
         importlib.import_module(module)
+    functions: Mapping[str, Callable[[], int]] = importlib.import_module(mains).MAINS
     # Forks would look at all of this again, and copy it by that.
     gc.collect()
     gc.freeze()
     assert len(os.listdir("/proc/self/task")) == 1, "a process with threads must not fork"
-    _Zygote(socket.socket(fileno=listener_fd)).run()
+    _Zygote(socket.socket(fileno=listener_fd), functions).run()
 
 
 class _Zygote:
     """Has a process for each asker that is connected."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, mains: Mapping[str, Callable[[], int]]) -> None:
         self._listener = listener
+        self._mains = mains
         self._selector = selectors.DefaultSelector()
         self._process_ids: dict[socket.socket, int] = {}
 
@@ -105,9 +133,10 @@ class _Zygote:
         if not said:  # It was killed before it could say what it wants.
             asker.close()
             return
-        process_id = os.fork()
+        zygote_id, process_id = os.getpid(), os.fork()
         if not process_id:
-            _be(json.loads(said), files)
+            _end_with(zygote_id)
+            _be(self._mains, json.loads(said), files)
         for file in files:
             os.close(file)
         self._process_ids[asker] = process_id
@@ -142,7 +171,16 @@ class _Zygote:
             os.kill(process_id, signal.SIGKILL)
 
 
-def _be(request: Mapping[str, Any], files: Sequence[int]) -> None:
+def _end_with(zygote_id: int) -> None:
+    """Has this fork killed when the zygote ends, however that does."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != zygote_id:
+        os._exit(1)
+
+
+def _be(
+    mains: Mapping[str, Callable[[], int]], request: Mapping[str, Any], files: Sequence[int]
+) -> None:
     """Runs a main function with the files and the place of who asked, and ends this process."""
     status = 1
     try:
@@ -162,7 +200,7 @@ def _be(request: Mapping[str, Any], files: Sequence[int]) -> None:
         os.environ.update(request["environ"])
         os.chdir(request["directory"])
         sys.argv = [main, *arguments, *map(str, kept)]
-        status = _main_of(main)()
+        status = mains[main]()
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else 1
         if isinstance(ended.code, str):
@@ -174,9 +212,3 @@ def _be(request: Mapping[str, Any], files: Sequence[int]) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)
-
-
-def _main_of(name: str) -> Callable[[], int]:
-    """Returns a main function of `support.forked_mains`."""
-    main: Callable[[], int] = importlib.import_module("support.forked_mains").MAINS[name]
-    return main
