@@ -9,6 +9,7 @@ uses, runs it by the command that was given.
 from collections.abc import Sequence
 from pathlib import Path
 
+from support.fake_engine_process import Behaviour, fake_engine_command
 from support.scripted_engine import Script, write_script
 from support.zygote import launcher_command
 
@@ -27,3 +28,9 @@ def fork_script(path: Path, script: Script) -> list[str]:
     """As `write_script`, by a fork."""
     _, _, *arguments = write_script(path, script)
     return forked("support.scripted_engine", arguments)
+
+
+def fork_fake_engine(path: Path, behaviour: Behaviour) -> list[str]:
+    """As `fake_engine_command`, by a fork."""
+    _, _, _, *arguments = fake_engine_command(path, behaviour)
+    return forked("support.fake_engine_process", arguments)

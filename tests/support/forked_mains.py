@@ -11,7 +11,12 @@ import antiphon_server.serve  # noqa: F401 - what the command imports as it serv
 from antiphon_cli import serve
 from antiphon_cli.main import main as antiphon_main
 from antiphon_engine.__main__ import main as engine_main
+from antiphon_engine.grammar import llguidance_backend, xgrammar_backend  # noqa: F401
+from antiphon_server.constraints.checker_process import main as checker_main
+from support.fake_engine_process import main as fake_engine_main
 from support.scripted_engine import main as scripted_main
+from torture.trusting_checker_process import main as trusting_checker_main
+from torture.zygote import serve_commands
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +47,12 @@ def _test_worker() -> int:
 
 
 MAINS: Final[Mapping[str, Callable[[], int]]] = {
+    "antiphon_checker": checker_main,
     "antiphon_engine": engine_main,
     "antiphon_serve": _serve,
+    "support.fake_engine_process": fake_engine_main,
     "support.scripted_engine": scripted_main,
     "test_worker": _test_worker,
+    "torture.trusting_checker_process": trusting_checker_main,
+    "torture.zygote": serve_commands,
 }

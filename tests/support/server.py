@@ -25,6 +25,7 @@ from antiphon_server.served_model import ServedModel
 from antiphon_server.settings import load_config
 from support.fake_engine import FACTS, FakeEngine
 from support.tiny_tokenizers import save_byte_level_tokenizer
+from support.zygote import running_launcher
 
 _DETAIL_TYPES = (
     error_details_pb2.ErrorInfo,
@@ -117,7 +118,10 @@ async def running_server(
     checkpoint = checkpoint or save_byte_level_tokenizer(directory / "tokenizer")
     config = loopback_config(directory, settings)
     engine = engine or FakeEngine()
-    model = served_model(config, load_text_side(config, checkpoint, info), engine)
+    text = load_text_side(config, checkpoint, info)
+    launcher = running_launcher()
+    checker_command = launcher and [*launcher, "antiphon_checker"]
+    model = served_model(config, text, engine, checker_command=checker_command)
     server = Server(config)
     try:
         await server.open([model])

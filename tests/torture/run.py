@@ -20,6 +20,7 @@ from antiphon_server.text.tokenizer import Tokenizer
 from support.chat_templates import CHATML_WITH_TOOLS
 from support.fake_engine_process import Behaviour, fake_engine_command
 from support.hollow_checkpoint import save_hollow_checkpoint
+from support.zygote import launcher_command
 from torture.calls import RefusedError
 from torture.client import Client
 from torture.killer import Killer
@@ -28,6 +29,7 @@ from torture.side_by_side import torture_side_by_side
 from torture.tally import Kind, Tally, ViolationError
 from torture.trusting_checker_process import trusting_checker_command
 from torture.victim import Victim
+from torture.zygote import zygote_command
 
 _SETTINGS = (
     "engine.restart_delay_s=0.01",
@@ -57,6 +59,8 @@ class Torture:
     seed: int
     real: bool = False
     num_run_again: int = 100
+    forked: bool = False
+    """Whether the tests' zygote forks the server's processes, which then start in a moment."""
 
 
 async def torture(spec: Torture, directory: Path) -> Tally:
@@ -90,6 +94,7 @@ def check_tally(tally: Tally) -> None:
 
 
 async def _prepare(spec: Torture, directory: Path) -> Victim:
+    zygote = [*launcher_command(), "torture.zygote"] if spec.forked else zygote_command()
     if spec.real:
         from support.tiny_checkpoints import TinyModel, make_checkpoint
         from support.tiny_tokenizers import save_byte_level_tokenizer
@@ -98,7 +103,10 @@ async def _prepare(spec: Torture, directory: Path) -> Victim:
         save_byte_level_tokenizer(checkpoint)
         engine_settings = ["engine.num_threads=1", "engine.kv_cache_tokens=65536"]
         return await Victim.prepare(
-            directory, [f"model.source={checkpoint}", *engine_settings, *_SETTINGS], None
+            directory,
+            [f"model.source={checkpoint}", *engine_settings, *_SETTINGS],
+            [*launcher_command(), "antiphon_engine"] if spec.forked else None,
+            command=zygote,
         )
     checkpoint = save_hollow_checkpoint(
         directory / "model", context_tokens=_CONTEXT_TOKENS, chat_template=CHATML_WITH_TOOLS
@@ -113,11 +121,17 @@ async def _prepare(spec: Torture, directory: Path) -> Victim:
         words=ids_of(" harbour morning ferry lower pier weather"),
         calls=[ids_of(call) for call in CALLS],
     )
+    engine = fake_engine_command(directory / "behaviour.json", behaviour)
+    checker = trusting_checker_command()
+    if spec.forked:
+        engine = [*launcher_command(), "support.fake_engine_process", *engine[3:]]
+        checker = [*launcher_command(), "torture.trusting_checker_process"]
     return await Victim.prepare(
         directory,
         [f"model.source={checkpoint}", *_SETTINGS],
-        fake_engine_command(directory / "behaviour.json", behaviour),
-        trusting_checker_command(),
+        engine,
+        checker,
+        zygote,
     )
 
 

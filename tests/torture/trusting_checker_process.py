@@ -29,18 +29,19 @@ def trusting_checker_command() -> list[str]:
     tests = str(Path(__file__).parents[1])
     program = (
         f"import sys; sys.path.insert(0, {tests!r})\n"
-        "from torture.trusting_checker_process import main; main(sys.argv[1:])"
+        "from torture.trusting_checker_process import main; sys.exit(main())"
     )
     return [sys.executable, "-c", program]
 
 
-def main(arguments: list[str]) -> None:
-    link = link_of_this_process(arguments)
+def main() -> int:
+    link = link_of_this_process(sys.argv[1:])
     read_start(sys.stdin.buffer, CheckerStart)
     try:
         _answer(link)
     except (BrokenPipeError, ConnectionResetError):
-        return  # The front end was killed.
+        return 3  # The front end was killed.
+    return 0
 
 
 def _answer(link: socket.socket) -> None:

@@ -73,11 +73,12 @@ class Victim:
         settings: Sequence[str],
         engine_command: Sequence[str] | None,
         checker_command: Sequence[str] | None = None,
+        command: Sequence[str] = zygote_command(),
     ) -> "Victim":
-        """Starts the zygote; the server itself is started by `start`."""
+        """Starts the zygote, by `command`; the server itself is started by `start`."""
         (directory / "store").mkdir()
         zygote = await asyncio.create_subprocess_exec(
-            *zygote_command(),
+            *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=environment(os.environ),
@@ -192,6 +193,6 @@ class Victim:
         assert self._zygote.stdin is not None
         assert self._zygote.stdout is not None
         self._zygote.stdin.write(f"{line}\n".encode())
-        answer = await asyncio.wait_for(self._zygote.stdout.readline(), 30)
+        answer = await asyncio.wait_for(self._zygote.stdout.readline(), UP_LIMIT_S)
         assert answer, "the zygote has ended"
         return answer.decode().strip()

@@ -49,7 +49,7 @@ class FrontEndSpec:
         )
 
 
-def serve_commands() -> None:
+def serve_commands() -> int:
     """Forks front ends and lists children until standard input ends; ends them all then."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGCHLD, _reap)
@@ -67,6 +67,7 @@ def serve_commands() -> None:
         print(answer, flush=True)
     for process_id in children_of(os.getpid()):
         os.kill(process_id, signal.SIGKILL)
+    return 0
 
 
 def _fork(spec: FrontEndSpec) -> int:

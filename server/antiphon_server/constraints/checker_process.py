@@ -61,8 +61,15 @@ def _load(start: CheckerStart) -> Work:
     return Checking(backends, limits, speller=speller)
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Runs the program; returns its exit status."""
     try:
         run(sys.argv[1:], _load)
     except StartupError as error:
-        sys.exit(f"antiphon checker: {error}")
+        print(f"antiphon checker: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -22,6 +22,7 @@ from antiphon_engine.api.messages import (
 )
 from antiphon_engine.grammar.vocabulary import Vocabulary, read_vocabulary
 from support.engine_links import at_rest, read_all
+from support.engine_zygote import forked
 from support.json_spellings import Json
 from support.random_schemas import SchemaMaker
 from support.schema_attack import Refused, grammar_of
@@ -67,7 +68,7 @@ async def model(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Model
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("model"))
     save_byte_level_tokenizer(checkpoint)
     config = EngineConfig(dtype="float32", kv_cache_tokens=4096, block_tokens=8, max_rows=16)
-    link = await EngineLink.start(config, checkpoint)
+    link = await EngineLink.start(config, checkpoint, command=forked("antiphon_engine"))
     yield Model(link=link, vocabulary=read_vocabulary(checkpoint, size=VOCABULARY_SIZE))
     await link.close()
 

@@ -7,7 +7,8 @@ import pytest
 from antiphon.v1 import types_pb2
 
 from antiphon_client import Client, ClientOptions, RetryPolicy
-from support.fake_engine_process import Behaviour, fake_engine_command
+from support.engine_zygote import fork_fake_engine, forked
+from support.fake_engine_process import Behaviour
 from support.hollow_checkpoint import save_hollow_checkpoint
 from support.terminal import CTRL_D, Terminal
 from torture.victim import Victim
@@ -16,15 +17,24 @@ PATIENT = ClientOptions(
     reconnect=RetryPolicy(first_delay_s=0.02, max_delay_s=0.1), reconnect_timeout_s=90
 )
 NUM_TOKENS = 400
-SETTINGS = ("engine.restart_delay_s=0.01", "server.drain_limit_s=1")
+SETTINGS = (
+    "engine.restart_delay_s=0.01",
+    "server.drain_limit_s=1",
+    # Nothing is constrained, and each start would pay for it.
+    "constraints.load_at_start=false",
+)
 ENGINE = Behaviour(step_interval_s=0.005, alphabet=list(range(300, 900)))
 
 
 @pytest.fixture
 async def victim(tmp_path):
     checkpoint = save_hollow_checkpoint(tmp_path / "model")
-    command = fake_engine_command(tmp_path / "behaviour.json", ENGINE)
-    server = await Victim.prepare(tmp_path, [f"model.source={checkpoint}", *SETTINGS], command)
+    server = await Victim.prepare(
+        tmp_path,
+        [f"model.source={checkpoint}", *SETTINGS],
+        fork_fake_engine(tmp_path / "behaviour.json", ENGINE),
+        command=forked("torture.zygote"),
+    )
     await server.start()
     assert await server.wait_up(), server.log_path.read_text()
     yield server
@@ -68,8 +78,13 @@ async def test_an_answer_goes_on_without_a_character_lost_or_repeated(victim, ki
 
 
 async def test_turns_of_many_clients_run_once_each_whatever_is_killed(victim):
+    num_clients = 8
+    # Who opens a session is patient for less time than who has one.
+    opened = asyncio.Barrier(num_clients + 1)
+
     async def talk(number):
         async with Client(victim.target, PATIENT) as client, client.new_session() as session:
+            await opened.wait()
             turns = [await session.send(f"{number} {i}", config(150)) for i in range(4)]
             answers = [await turn.answer() for turn in turns]
             kept = [turn.output.text async for turn in session.turns()]
@@ -77,15 +92,16 @@ async def test_turns_of_many_clients_run_once_each_whatever_is_killed(victim):
 
     async def kill():
         draws = random.Random(7)
+        await opened.wait()
         for kind in ("engine", "front_end", "engine", "both", "engine"):
             await asyncio.sleep(draws.uniform(0.1, 0.5))
             await disturb(victim, kind)
             await victim.wait_up()
 
     async with asyncio.timeout(100):
-        *agreed, _ = await asyncio.gather(*(talk(number) for number in range(8)), kill())
+        *agreed, _ = await asyncio.gather(*(talk(number) for number in range(num_clients)), kill())
 
-    assert agreed == [True] * 8
+    assert agreed == [True] * num_clients
 
 
 async def test_a_turn_that_is_sent_while_the_server_is_away_runs_once_it_is_back(victim):

@@ -17,6 +17,7 @@ from antiphon.v1 import (
 )
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from support.engine_zygote import forked
 from support.serve_command import Runner, address_in, checkers_of, engines_of, serve_runner
 from support.tiny_checkpoints import make_checkpoint
 from support.tiny_tokenizers import save_byte_level_tokenizer
@@ -31,6 +32,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def runner(tmp_path: Path, checkpoint: Path) -> Iterator[Runner]:
     with serve_runner(tmp_path, checkpoint) as made:
+        yield made
+
+
+@pytest.fixture
+def quick_runner(tmp_path: Path, checkpoint: Path) -> Iterator[Runner]:
+    """By forks that spare the imports, for what doesn't hang on how a process starts."""
+    with serve_runner(tmp_path, checkpoint, engine_command=forked("antiphon_engine")) as made:
         yield made
 
 
@@ -64,11 +72,15 @@ def test_checkers_start_with_the_server(runner: Runner) -> None:
     deadline_s = time.monotonic() + 60
     while len(checkers_of(command.process.pid)) < 2 and time.monotonic() < deadline_s:
         time.sleep(0.05)
-    assert len(checkers_of(command.process.pid)) == 2
+    checkers = checkers_of(command.process.pid)
+    # What they load would have to be waited for, and takes long beside other tests.
+    for checker in checkers:
+        os.kill(checker, signal.SIGKILL)
+    assert len(checkers) == 2
 
 
-def test_checkers_wait_for_their_first_use_where_that_is_wanted(runner: Runner) -> None:
-    command = runner.start("--set", "constraints.load_at_start=false")
+def test_checkers_wait_for_their_first_use_where_that_is_wanted(quick_runner: Runner) -> None:
+    command = quick_runner.start("--set", "constraints.load_at_start=false")
     command.read_address()
 
     assert checkers_of(command.process.pid) == []
@@ -129,11 +141,11 @@ def test_second_signal_ends_the_server_though_a_call_runs(runner: Runner) -> Non
     assert exit_status != 0
 
 
-def test_second_server_on_a_port_fails_at_once_and_names_it(runner: Runner) -> None:
-    first = runner.start()
+def test_second_server_on_a_port_fails_at_once_and_names_it(quick_runner: Runner) -> None:
+    first = quick_runner.start()
     address = address_in(first.read_ready_line())
 
-    exit_status, log = runner.run("--listen", address)
+    exit_status, log = quick_runner.run("--listen", address)
 
     last_line = log.strip().splitlines()[-1]
     assert exit_status not in (0, None)
@@ -142,11 +154,13 @@ def test_second_server_on_a_port_fails_at_once_and_names_it(runner: Runner) -> N
     assert "warm-up" not in log  # It fails before it loads anything, and so at once.
 
 
-def test_second_server_on_a_session_store_fails_before_it_loads_a_model(runner: Runner) -> None:
-    store = str(runner.directory / "sessions.db")
-    runner.start("--store", store).read_ready_line()
+def test_second_server_on_a_session_store_fails_before_it_loads_a_model(
+    quick_runner: Runner,
+) -> None:
+    store = str(quick_runner.directory / "sessions.db")
+    quick_runner.start("--store", store).read_ready_line()
 
-    exit_status, log = runner.run("--store", store)
+    exit_status, log = quick_runner.run("--store", store)
 
     assert exit_status not in (0, None)
     assert store in log.strip().splitlines()[-1]
@@ -179,9 +193,9 @@ def test_misspelt_variable_is_told_in_one_clear_line(runner: Runner) -> None:
     assert "did you mean ANTIPHON_ENGINE__MAX_ROWS?" in log
 
 
-def test_cache_too_small_for_the_context_is_told_with_numbers(runner: Runner) -> None:
+def test_cache_too_small_for_the_context_is_told_with_numbers(quick_runner: Runner) -> None:
     """Either the start fails, or the context is lowered to what fits and model and log say so."""
-    command = runner.start("--set", "engine.kv_cache_tokens=64")
+    command = quick_runner.start("--set", "engine.kv_cache_tokens=64")
     assert command.process.stdout is not None
     line = command.process.stdout.readline()
     if line:
@@ -198,12 +212,12 @@ def test_cache_too_small_for_the_context_is_told_with_numbers(runner: Runner) ->
         assert "64" in log.strip().splitlines()[-1]
 
 
-def test_unix_socket_is_served_and_a_stale_file_replaced(runner: Runner) -> None:
-    path = runner.directory / "a.sock"
+def test_unix_socket_is_served_and_a_stale_file_replaced(quick_runner: Runner) -> None:
+    path = quick_runner.directory / "a.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
 
-    command = runner.start("--listen", f"unix:{path}")
+    command = quick_runner.start("--listen", f"unix:{path}")
     line = command.read_ready_line()
     with grpc.insecure_channel(f"unix:{path}") as channel:
         answer = generate(channel, 1)
@@ -228,8 +242,8 @@ def test_server_serves_whatever_became_of_its_standard_streams(
     assert exit_status == 0, log
 
 
-def test_engine_that_stops_answering_turns_health_and_is_replaced(runner: Runner) -> None:
-    command = runner.start("--set", "engine.stall_limit_s=2")
+def test_engine_that_stops_answering_turns_health_and_is_replaced(quick_runner: Runner) -> None:
+    command = quick_runner.start("--set", "engine.stall_limit_s=2")
     address = address_in(command.read_ready_line())
     (engine_pid,) = engines_of(command.process.pid)
     with grpc.insecure_channel(address) as channel:
