@@ -1,5 +1,7 @@
 """The default model with its real weights against the reference."""
 
+from functools import cache
+
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -13,6 +15,7 @@ from support.tiny_checkpoints import load_reference
 pytestmark = [pytest.mark.default_model, pytest.mark.timeout(FIRST_USE_LIMIT_S)]
 
 NUM_OUTPUT_TOKENS = 32
+ROOM = {"num_threads": 1, "kv_cache_tokens": 4096, "max_context_tokens": 1024}
 QUESTIONS = (
     "What is the capital of France?",
     "What is 2 + 2?",
@@ -48,19 +51,39 @@ def prompts(checkpoint):
     ]
 
 
+@pytest.fixture(scope="module")
+def outputs(kept, checkpoint, prompts):
+    """What is written to the prompts: in float32, and with weights in two small forms."""
+    engines = {
+        "float32": (checkpoint, EngineConfig(dtype="float32", **ROOM)),
+        "auto": (kept, EngineConfig(quantization="auto", **ROOM)),
+        "int8": (kept, EngineConfig(quantization="int8", **ROOM)),
+    }
+    return {
+        name: GreedyEngine(source, config).generate(prompts, NUM_OUTPUT_TOKENS)
+        for name, (source, config) in engines.items()
+    }
+
+
+@pytest.fixture(scope="module")
 @torch.inference_mode()
-def likeliest_by_reference(checkpoint, prompts, outputs):
-    """Returns the reference's likeliest token at each place of the outputs.
+def likeliest(checkpoint, prompts, outputs):
+    """The reference's likeliest token at each place of the outputs.
 
     Where these are the outputs themselves, the reference would have written the same by itself.
     """
     model = load_reference(checkpoint)
-    likeliest = []
-    for prompt, output in zip(prompts, outputs, strict=True):
+
+    @cache  # Engines write the same to most prompts.
+    def behind(prompt, output):
         before = torch.tensor([prompt + output[:-1]])
         logits = model(before, logits_to_keep=len(output)).logits[0]
-        likeliest.append(logits.argmax(-1).tolist())
-    return likeliest
+        return logits.argmax(-1).tolist()
+
+    return {
+        name: [behind((*prompt,), (*output,)) for prompt, output in zip(prompts, all_, strict=True)]
+        for name, all_ in outputs.items()
+    }
 
 
 def test_it_says_of_itself_what_it_is(kept):
@@ -72,15 +95,11 @@ def test_it_says_of_itself_what_it_is(kept):
     assert info.dtype == "bfloat16"
 
 
-def test_greedy_output_in_float32_equals_the_reference(checkpoint, prompts):
-    config = EngineConfig(
-        dtype="float32", num_threads=1, kv_cache_tokens=4096, max_context_tokens=1024
-    )
+def test_greedy_output_in_float32_equals_the_reference(prompts, outputs, likeliest):
+    written = outputs["float32"]
 
-    outputs = GreedyEngine(checkpoint, config).generate(prompts, NUM_OUTPUT_TOKENS)
-
-    assert [len(output) for output in outputs] == [NUM_OUTPUT_TOKENS] * len(prompts)
-    assert outputs == likeliest_by_reference(checkpoint, prompts, outputs)
+    assert [len(output) for output in written] == [NUM_OUTPUT_TOKENS] * len(prompts)
+    assert written == likeliest["float32"]
 
 
 def test_logits_in_bfloat16_stay_near_the_reference(checkpoint, prompts):
@@ -88,14 +107,7 @@ def test_logits_in_bfloat16_stay_near_the_reference(checkpoint, prompts):
         model = load_reference(checkpoint, torch.bfloat16)
         expected = [model(torch.tensor([prompt])).logits[0, -1].float() for prompt in prompts]
     del model
-    config = EngineConfig(
-        dtype="bfloat16",
-        num_threads=1,
-        kv_cache_tokens=4096,
-        max_context_tokens=1024,
-        chunk_tokens=32,
-    )
-    engine = GreedyEngine(checkpoint, config)
+    engine = GreedyEngine(checkpoint, EngineConfig(dtype="bfloat16", chunk_tokens=32, **ROOM))
 
     engine.generate(prompts, 1)
 
@@ -107,23 +119,13 @@ def test_logits_in_bfloat16_stay_near_the_reference(checkpoint, prompts):
         assert difference.mean() <= 0.1
 
 
-def test_quantized_weights_choose_what_the_wide_ones_choose(kept, checkpoint, prompts):
-    kinds = ("auto", "int8")
-    outputs = {}
-    for quantization in kinds:
-        config = EngineConfig(
-            num_threads=1, kv_cache_tokens=4096, max_context_tokens=1024, quantization=quantization
-        )
-        outputs[quantization] = GreedyEngine(kept, config).generate(prompts, NUM_OUTPUT_TOKENS)
+@pytest.mark.parametrize("form", ["auto", "int8"])
+def test_quantized_weights_choose_what_the_wide_ones_choose(form, outputs, likeliest):
+    pairs = [
+        pair
+        for output, best in zip(outputs[form], likeliest[form], strict=True)
+        for pair in zip(output, best, strict=True)
+    ]
 
-    all_outputs = [output for kind in kinds for output in outputs[kind]]
-    expected = likeliest_by_reference(checkpoint, prompts * len(kinds), all_outputs)
-
-    for kind, best in zip(kinds, (expected[: len(prompts)], expected[len(prompts) :]), strict=True):
-        pairs = [
-            pair
-            for output, likeliest in zip(outputs[kind], best, strict=True)
-            for pair in zip(output, likeliest, strict=True)
-        ]
-        equal = sum(token == likeliest for token, likeliest in pairs) / len(pairs)
-        assert equal >= 0.96, kind
+    equal = sum(token == best for token, best in pairs) / len(pairs)
+    assert equal >= 0.96
