@@ -1,11 +1,12 @@
 """Stands for a process that the zygote forks: `fork_launcher.py NAME MAIN … [--link-fd N]`.
 
-Imports little: it starts with every engine. See `support.zygote`.
+Imports next to nothing, and no module written in Python but `os`: it starts with every engine, and
+those would double what that costs. See `support.zygote`.
 """
 
-import json
+import _socket
+import marshal
 import os
-import socket
 import sys
 
 
@@ -14,9 +15,11 @@ def main() -> int:
     name, *command = sys.argv[1:]
     links = [int(command.pop())] if command[-2:-1] == ["--link-fd"] else []
     request = {"command": command, "environ": dict(os.environ), "directory": os.getcwd()}
-    zygote = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    zygote = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     zygote.connect(f"\0{name}")
-    socket.send_fds(zygote, [json.dumps(request).encode()], [0, 1, 2, *links])
+    files = b"".join(file.to_bytes(4, sys.byteorder) for file in (0, 1, 2, *links))
+    rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, files)
+    zygote.sendmsg([marshal.dumps(request)], [rights])
     # The fork's end is to be seen on what it holds, and this process holds it too.
     for link in links:
         os.close(link)

@@ -1,6 +1,6 @@
 """A fork of the zygote, with what `subprocess.Popen` offers of a process whose output is text."""
 
-import json
+import marshal
 import os
 import signal
 import socket
@@ -49,7 +49,7 @@ class ForkedProcess:
         self._zygote = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._zygote.settimeout(_ASK_LIMIT_S)
         self._zygote.connect(f"\0{zygote or zygote_name()}")
-        socket.send_fds(self._zygote, [json.dumps(request).encode()], files)
+        socket.send_fds(self._zygote, [marshal.dumps(request)], files)
         for file in files:
             os.close(file)
         self.pid = int(self._zygote.recv(16))

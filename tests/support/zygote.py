@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
-import json
+import marshal
 import os
 import secrets
 import selectors
@@ -136,7 +136,7 @@ class _Zygote:
         zygote_id, process_id = os.getpid(), os.fork()
         if not process_id:
             _end_with(zygote_id)
-            _be(self._mains, json.loads(said), files)
+            _be(self._mains, marshal.loads(said), files)
         for file in files:
             os.close(file)
         self._process_ids[asker] = process_id
