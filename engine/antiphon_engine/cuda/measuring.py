@@ -11,12 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
+import structlog
 import torch
-from triton import AsyncCompileMode
+from triton import AsyncCompileMode, TritonError
 
 from antiphon_engine.cuda.choices import MeasuredChoices, candidates
 from antiphon_engine.cuda.kernels.products import Product, ProductConfig, multiply
 from antiphon_engine.cuda.step_products import ProductRunner
+
+_log = structlog.get_logger(__name__)
 
 _NUM_REPLAYS: Final = 7
 _NUM_COMPILERS: Final = 8
@@ -57,6 +60,21 @@ class StepTuner:
             return
         if time.monotonic() > self.deadline:
             return
+        defaults = {kind: self.runner.choices[kind].get(bound) for kind in self.kinds}
+        try:
+            is_complete = self._measure(bound, num_rows)
+        except (RuntimeError, TritonError) as error:
+            # What can't be compiled or captured here must not keep a model from being served.
+            _log.warning("products are not tuned", rows=num_rows, error=str(error))
+            for kind, config in defaults.items():
+                self.runner.choices[kind][bound] = config
+            return
+        if is_complete:
+            for kind, key in keys.items():
+                self.known[key] = self.runner.choices[kind].get(bound)
+
+    def _measure(self, bound: int, num_rows: int) -> bool:
+        """Takes what makes a step shorter; returns whether there was time for everything."""
         tried = {kind: self._tried(kind, num_rows) for kind in self.kinds}
         self._compile(tried, num_rows)
         step, clock = self.make_step(num_rows), StepClock()
@@ -64,7 +82,7 @@ class StepTuner:
         for kind, configs in tried.items():
             for config in (*configs, None):
                 if time.monotonic() > self.deadline:
-                    return
+                    return False
                 kept = self.runner.choices[kind].get(bound)
                 if config == kept:
                     continue
@@ -74,8 +92,7 @@ class StepTuner:
                     best_ms = spent_ms
                 else:
                     self.runner.choices[kind][bound] = kept
-        for kind, key in keys.items():
-            self.known[key] = self.runner.choices[kind].get(bound)
+        return True
 
     def _tried(self, kind: str, num_rows: int) -> list[ProductConfig]:
         product, workspace = self.kinds[kind].product, self.runner.workspace

@@ -12,6 +12,7 @@ the pool.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from torch import Tensor
 from triton import cdiv, jit, next_power_of_2
@@ -19,6 +20,10 @@ from triton import language as tl
 
 from antiphon_engine.cuda.kernels.heads import norm_weight, rotated_heads, rotation
 from antiphon_engine.cuda.kernels.paged_attention import LOG2_E, Heads, block_places
+
+_MIN_ROW_PLACES: Final = 256
+"""Rows among which a program looks for its own: a kernel for each number of them would have to be
+compiled while others wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +87,7 @@ def attend_rows(
         BLOCK=keys.shape[1],
         TILE=tile_rows,
         TOKENS=config.block_tokens,
-        ROW_PLACES=max(16, next_power_of_2(num_rows)),
+        ROW_PLACES=max(_MIN_ROW_PLACES, next_power_of_2(num_rows)),
         STAGES=config.num_stages,
         ONE_LOOP=config.one_loop,
         num_warps=config.num_warps,

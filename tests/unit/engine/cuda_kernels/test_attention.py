@@ -128,8 +128,8 @@ class Cache:
 
 
 QWEN3 = ((4, 2, 16), {"norm": True})
-SEVEN_QUERIES = ((14, 2, 32), {"block_tokens": 32})
-ONE_QUERY = ((2, 2, 64), {})
+SEVEN_QUERIES = ((7, 1, 32), {"block_tokens": 32})
+ONE_QUERY = ((2, 2, 16), {})
 
 
 @pytest.mark.parametrize(
