@@ -15,6 +15,7 @@ from antiphon.v1.types_pb2 import (
     SamplingParams,
     StopConditions,
     Tool,
+    ToolChoice,
     ToolResult,
 )
 
@@ -63,7 +64,9 @@ class Scale:
     """Of a turn that is to be stopped."""
     temperature: float = 1.0
     tools_share: float = 0.4
-    """Of sessions, which offer tools: their engine must call them by itself."""
+    """Of sessions, which offer tools."""
+    must_call: bool = False
+    """Whether turns of those ask for a call: a model that nobody scripted makes none by itself."""
     most_calling_tokens: int = 160
     """Of a turn that may call: calls are long."""
 
@@ -73,7 +76,7 @@ OPEN = Tool(
     parameters_json_schema=json.dumps(
         {
             "type": "object",
-            "properties": {"code": {"type": "string"}},
+            "properties": {"code": {"type": "string", "maxLength": 8}},
             "required": ["code"],
             "additionalProperties": False,
         }
@@ -128,6 +131,7 @@ class Plans:
             place = rng.randrange(place + 1)
         # One that stands behind another turn stands behind one that does not call.
         items = self._items(session, turn_id, place if alone else 0)
+        must_call = scale.must_call and bool(session.tools)
         frame = StartTurn(
             turn_id=turn_id,
             items=items,
@@ -139,6 +143,7 @@ class Plans:
                     ignore_eos=(num_tokens == scale.endless_tokens and not session.tools) or None,
                 ),
                 output=OutputOptions(token_ids=True) if rng.random() < 0.2 else None,
+                tool_choice=ToolChoice(mode=ToolChoice.MODE_REQUIRED) if must_call else None,
             ),
         )
         if alone and rng.random() < 0.3:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -38,7 +38,7 @@ _SETTINGS = (
     # Turns are short: most that are struck shall have a checkpoint.
     "sessions.checkpoint_tokens=4",
     "sessions.checkpoint_interval_s=0.02",
-    # Nothing is constrained, and each start would pay for it.
+    # Each start would pay for it, and few lives have a turn that needs it.
     "constraints.load_at_start=false",
 )
 _CONTEXT_TOKENS = 200_000
@@ -61,6 +61,8 @@ class Torture:
     num_run_again: int = 100
     forked: bool = False
     """Whether the tests' zygote forks the server's processes, which then start in a moment."""
+    tools_share: float = 0.4
+    """Of sessions, which offer tools."""
 
 
 async def torture(spec: Torture, directory: Path) -> Tally:
@@ -100,7 +102,7 @@ async def _prepare(spec: Torture, directory: Path) -> Victim:
         from support.tiny_tokenizers import save_byte_level_tokenizer
 
         checkpoint = make_checkpoint(directory / "model", TinyModel(context_tokens=8192))
-        save_byte_level_tokenizer(checkpoint)
+        save_byte_level_tokenizer(checkpoint, chat_template=CHATML_WITH_TOOLS)
         engine_settings = ["engine.num_threads=1", "engine.kv_cache_tokens=65536"]
         return await Victim.prepare(
             directory,
@@ -137,8 +139,10 @@ async def _prepare(spec: Torture, directory: Path) -> Victim:
 
 async def _live_through(spec: Torture, victim: Victim, tally: Tally) -> list[Client]:
     """Lets clients talk while the server is killed; all have come to rest then."""
-    real = Scale(temperature=0.0, most_tokens=40, endless_tokens=6000, tools_share=0.0)
-    scale = real if spec.real else Scale()
+    scale = Scale(tools_share=spec.tools_share)
+    if spec.real:
+        # Its model is random: the grammar alone makes it call.
+        scale = replace(scale, temperature=0.0, most_tokens=40, endless_tokens=6000, must_call=True)
     clients = [
         Client(number, victim, tally, scale=scale, seed=spec.seed)
         for number in range(spec.num_clients)
