@@ -72,14 +72,20 @@ def default_config(product: Product, num_rows: int) -> ProductConfig | None:
 
 
 def paged_config(num_rows: int) -> PagedConfig:
-    """Returns how the attention of so many rows is divided."""
+    """Returns how the attention of so many rows is divided.
+
+    Programs that a row's length doesn't need end at once, but each takes a place for a microsecond:
+    where many rows keep the device busy, few programs may share one.
+    """
     if num_rows <= 2:
         return PagedConfig(max_splits=32, min_split_tokens=64, block_tokens=128)
     if num_rows <= 8:
-        return PagedConfig(max_splits=16, min_split_tokens=320, block_tokens=128)
+        return PagedConfig(max_splits=8, min_split_tokens=320, block_tokens=128)
     if num_rows <= 32:
-        return PagedConfig(max_splits=8, min_split_tokens=640, num_warps=2)
-    return PagedConfig(max_splits=8, min_split_tokens=2048, num_warps=2)
+        return PagedConfig(max_splits=4, min_split_tokens=640, num_warps=2)
+    if num_rows < 128:
+        return PagedConfig(max_splits=4, min_split_tokens=1024, num_warps=2)
+    return PagedConfig(max_splits=2, min_split_tokens=2048, num_warps=2)
 
 
 def _config(tile: tuple[int, int, int, int, int], *, one_row: bool = False) -> ProductConfig:

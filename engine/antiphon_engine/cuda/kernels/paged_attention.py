@@ -217,7 +217,7 @@ def _merge(
     best = tl.max(scores, 1)
     weight = tl.sum(parts * tl.exp2(scores - best[:, None]), 1)
     total = tl.zeros([ROWS, D], tl.float32)
-    if SPLITS <= 8:
+    if SPLITS <= 4:
         # Here many rows keep the device busy, if registers leave room for them.
         for number in range(num_splits):
             total += _part(sums, largest, best, cell, number, num_splits, GROUP, ROWS, D)

@@ -1,7 +1,8 @@
 """Kernels are run by Triton's interpreter on the CPU, in float32, or on a device.
 
 `make test-kernels` does the first: the interpreter has to be chosen before anything imports Triton,
-so these tests have a process of their own.
+so these tests have a process of their own. It takes a millisecond for each operation of a program:
+what another test tries in part is left to devices.
 """
 
 import importlib.util

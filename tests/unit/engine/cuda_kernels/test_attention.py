@@ -134,7 +134,11 @@ ONE_QUERY = ((2, 2, 16), {})
 
 @pytest.mark.parametrize(
     ("heads", "kind", "max_splits"),
-    [(*QWEN3, 1), (*SEVEN_QUERIES, 4), (*ONE_QUERY, 16)],
+    [
+        pytest.param(*QWEN3, 1, marks=pytest.mark.device),
+        (*SEVEN_QUERIES, 4),
+        pytest.param(*ONE_QUERY, 16, marks=pytest.mark.device),
+    ],
     ids=("qwen3", "seven_queries", "one_query"),
 )
 def test_decode_is_attention_over_the_cache_and_the_new_token(
@@ -167,6 +171,7 @@ def test_decode_writes_new_tokens_and_nothing_else(device, dtype) -> None:
         assert changed == [[block, offset]]
 
 
+@pytest.mark.device
 def test_padding_rows_touch_no_other_row(device, dtype) -> None:
     cache = Cache(device, dtype, (4, 2, 16))
     qkv = cache.qkv(3)
@@ -179,7 +184,11 @@ def test_padding_rows_touch_no_other_row(device, dtype) -> None:
 
 @pytest.mark.parametrize(
     ("heads", "kind", "one_loop"),
-    [(*QWEN3, False), (*SEVEN_QUERIES, True), (*ONE_QUERY, False)],
+    [
+        (*QWEN3, False),
+        pytest.param(*SEVEN_QUERIES, True, marks=pytest.mark.device),
+        pytest.param(*ONE_QUERY, False, marks=pytest.mark.device),
+    ],
     ids=("qwen3", "seven_queries", "one_query"),
 )
 def test_prefill_is_causal_attention_behind_a_context(
