@@ -141,6 +141,10 @@ class Executor:
         sample_rows_S = step["sample_rows"][:num_samples]
         return self._model.logits(launch.hidden_TH[self.device.upload(sample_rows_S).long()])
 
+    def likeliest(self, set_index: int) -> Tensor | None:
+        """See StepExecutor: nobody has looked for them."""
+        return None
+
     @torch.inference_mode()
     def score(self, set_index: int, scored: ScoredTokens) -> TokenScores:
         """See StepExecutor."""
@@ -219,8 +223,8 @@ def _plan_memory(
     num_kv_heads = part.share(model.num_kv_heads, "key-value heads")
     # A token's hidden states, projections and feed-forward features are alive at once, some twice.
     widest = 4 * model.hidden_size + 4 * model.intermediate_size
-    # On CUDA draws sort whole rows: ids and sums in double precision lie beside the logits.
-    copies = 8 if device.is_cuda else 1
+    # On CUDA what penalties, masks and log-probabilities make of rows lies beside the logits.
+    copies = 4 if device.is_cuda else 1
     logits = copies * config.max_rows * model.vocabulary_size
     num_scored = min(slice_tokens(model.vocabulary_size), config.max_step_tokens)
     logits += SLICE_COPIES * num_scored * model.vocabulary_size

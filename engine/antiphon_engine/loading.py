@@ -2,30 +2,48 @@
 
 from pathlib import Path
 
+import structlog
+
 from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.process import EngineStart
-from antiphon_engine.engine_process import LoadedModel, ModelFacts, OnProgress
+from antiphon_engine.checkpoint.fields import Fields
+from antiphon_engine.checkpoint.progress import OnProgress
+from antiphon_engine.device import Device
+from antiphon_engine.engine_process import LoadedModel, ModelFacts
 from antiphon_engine.executor import Executor, WeightOrigin
+from antiphon_engine.model.config import parse_model_config
+from antiphon_engine.model_plan import model_dtype, refuse_quantization
+
+_log = structlog.get_logger(__name__)
+
+_CHECKPOINT = WeightOrigin()
 
 
 def load(start: EngineStart, on_progress: OnProgress) -> LoadedModel:
     """Loads the checkpoint that `start` names. Raises StartupError."""
     cache_dir = start.surroundings.cache_dir
-    executor = Executor(
-        start.config,
-        Path(start.checkpoint),
-        weights=WeightOrigin(cache_dir=Path(cache_dir) if cache_dir else None),
-        on_progress=on_progress,
+    weights = WeightOrigin(cache_dir=Path(cache_dir) if cache_dir else None)
+    return load_model(
+        start.config, Path(start.checkpoint), weights=weights, on_progress=on_progress
     )
-    return describe(executor)
 
 
-def load_offline(config: EngineConfig, checkpoint: Path, *, random_seed: int | None) -> LoadedModel:
-    """Loads a checkpoint, or gives its shape random weights, for whoever drives an engine itself.
+def load_model(
+    config: EngineConfig,
+    checkpoint: Path,
+    *,
+    weights: WeightOrigin = _CHECKPOINT,
+    on_progress: OnProgress = lambda stage, done, total: None,
+) -> LoadedModel:
+    """Loads a checkpoint, or gives its shape random weights where `weights` has a seed.
 
     Raises StartupError.
     """
-    return describe(Executor(config, checkpoint, weights=WeightOrigin(random_seed=random_seed)))
+    if Device.open(config.device).is_cuda:
+        loaded = _load_cuda(config, checkpoint, weights=weights, on_progress=on_progress)
+        if loaded is not None:
+            return loaded
+    return describe(Executor(config, checkpoint, weights=weights, on_progress=on_progress))
 
 
 def describe(executor: Executor) -> LoadedModel:
@@ -44,3 +62,25 @@ def describe(executor: Executor) -> LoadedModel:
             num_host_blocks=memory.num_host_blocks,
         ),
     )
+
+
+def _load_cuda(
+    config: EngineConfig, checkpoint: Path, *, weights: WeightOrigin, on_progress: OnProgress
+) -> LoadedModel | None:
+    """Loads a model that the kernels for CUDA compute; None where they can't."""
+    from antiphon_engine.cuda.transformer import supports
+
+    model = parse_model_config(Fields.read(checkpoint / "config.json"))
+    dtype = model_dtype(config, model)
+    refuse_quantization(config)
+    lacking = supports(model, dtype)
+    if lacking is not None:
+        _log.warning("PyTorch's operators compute the model: much slower", reason=lacking)
+        return None
+    # Only here: it imports Triton, which installations for the CPU don't have.
+    from antiphon_engine.cuda.loading import CudaLoad, load_cuda
+
+    wanted = CudaLoad(
+        config=config, checkpoint=checkpoint, model=model, dtype=dtype, weights=weights
+    )
+    return load_cuda(wanted, on_progress)

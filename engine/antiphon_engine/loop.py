@@ -278,7 +278,9 @@ class EngineLoop:
     def _compute(self, set_index: int, plan: StepBuffers) -> tuple[Sampled, NDArray[np.int64]]:
         """Has a planned step computed; returns its tokens, and the rows whose don't count."""
         if not has_guided_rows(plan):
-            return self._sampler.sample(self._executor.execute(set_index), plan), _NO_ROWS
+            logits = self._executor.execute(set_index)
+            likeliest = self._executor.likeliest(set_index)
+            return self._sampler.sample(logits, plan, likeliest=likeliest), _NO_ROWS
         stands_on_flights = bool(self._flights)
         if not stands_on_flights:
             # Masks are made beside the computation.

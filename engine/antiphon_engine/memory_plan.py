@@ -11,6 +11,8 @@ from antiphon_engine.api.errors import StartupError
 
 _log = structlog.get_logger(__name__)
 
+_DEFAULT_CACHE_BYTES = 1 << 30
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeeds:
@@ -122,8 +124,9 @@ def _num_blocks(config: EngineConfig, block_bytes: int) -> int:
         num_blocks = config.kv_cache_tokens // config.block_tokens
         asked = f"engine.kv_cache_tokens = {config.kv_cache_tokens}"
     else:
-        num_blocks = config.kv_cache_bytes // block_bytes
-        asked = f"engine.kv_cache_bytes = {config.kv_cache_bytes}"
+        size_bytes = config.kv_cache_bytes or _DEFAULT_CACHE_BYTES
+        num_blocks = size_bytes // block_bytes
+        asked = f"engine.kv_cache_bytes = {size_bytes}"
     if num_blocks < 1:
         raise StartupError(
             f"{asked} holds no block of KV cache: needed at least {config.block_tokens} tokens "

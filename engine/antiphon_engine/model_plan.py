@@ -79,13 +79,13 @@ class ModelPlanner:
         asked = _quantization(self._config)
         by_torch = self._config.cpu_kernels == _TORCH or self._device.is_cuda
         if by_torch:
-            _refuse_quantization(self._config, asked, self._device)
+            refuse_quantization(self._config)
         if by_torch or self._registry is not None:
             return self._plan_torch(model)
         return self._plan_kernels(model, asked, stored_kinds(checkpoint))
 
     def _plan_torch(self, model: ModelConfig) -> ModelPlan:
-        dtype = _DTYPES[_dtype_name(self._config, model)]
+        dtype = model_dtype(self._config, model)
         registry = self._registry or default_registry()
         return ModelPlan(
             build=partial(registry.build, model, part=self._part, dtype=dtype),
@@ -130,6 +130,11 @@ class ModelPlanner:
         )
 
 
+def model_dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
+    """Returns the type that the engine computes in. Raises StartupError for an unknown one."""
+    return _DTYPES[_dtype_name(config, model)]
+
+
 def _dtype_name(config: EngineConfig, model: ModelConfig) -> str:
     """Returns the type that the engine computes in. Raises StartupError for an unknown one."""
     # Half precision is slow on CPUs; float32 holds all its values, bfloat16 doesn't.
@@ -152,10 +157,11 @@ def _quantization(config: EngineConfig) -> Quantization:
         ) from None
 
 
-def _refuse_quantization(config: EngineConfig, asked: Quantization, device: Device) -> None:
-    if asked in (Quantization.AUTO, Quantization.NONE):
+def refuse_quantization(config: EngineConfig) -> None:
+    """Raises StartupError where the settings ask for what only the CPU's own kernels do."""
+    if _quantization(config) in (Quantization.AUTO, Quantization.NONE):
         return
-    where = "engine.device = cuda" if device.is_cuda else f"engine.cpu_kernels = {_TORCH}"
+    where = "engine.device = cuda" if config.device == "cuda" else f"engine.cpu_kernels = {_TORCH}"
     raise StartupError(
         f"engine.quantization = {config.quantization} is not supported with {where}: the CPU's "
         f"own kernels alone quantize; set it to {Quantization.NONE}, or compute on the CPU with "

@@ -20,11 +20,15 @@ from antiphon_engine.api.messages import GenerationRequest
 from antiphon_engine.device import CPU, Device
 from antiphon_engine.grammar.masking import StepMasks
 from antiphon_engine.likeliest import likeliest, likeliest_ids
+from antiphon_engine.sampling_device import draw_on_device
 from antiphon_engine.sampling_draw import FLOOR, DrawParams, draw
 from antiphon_engine.sampling_penalties import Penalties, has_penalties
-from antiphon_engine.sampling_sort import draw_by_sorting
 from antiphon_engine.sampling_tables import SamplingTables
 from antiphon_engine.step_executor import StepBuffers
+
+_ANY_PROCESSING = np.uint32(
+    _native.FLAG_LOGPROBS | _native.FLAG_PENALTIES | _native.FLAG_BIAS | _native.FLAG_MIN_TOKENS
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +103,28 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(
-        self, logits: torch.Tensor, plan: StepBuffers, masks: StepMasks | None = None
+        self,
+        logits: torch.Tensor,
+        plan: StepBuffers,
+        masks: StepMasks | None = None,
+        *,
+        likeliest: torch.Tensor | None = None,
     ) -> Sampled:
-        """Draws a token for each sampled row of the plan from `logits` [S, V]; overwrites them."""
+        """Draws a token for each sampled row of the plan from `logits` [S, V]; overwrites them.
+
+        Args:
+            logits: Of the sampled positions.
+            plan: The step's.
+            masks: Of its guided rows.
+            likeliest: The likeliest tokens of the logits, [S] int32, where they are known. They are
+                returned as they are where no row wants anything else.
+        """
         num_rows = int(plan["header"][_native.HEADER_NUM_ROWS])
         step_rows = np.nonzero(np.diff(plan["sample_indptr"][: num_rows + 1]))[0]
         assert step_rows.shape[0] == logits.shape[0], "one position of a row is sampled at most"
         slots, flags = plan["slot"][step_rows], plan["flags"][step_rows]
+        if likeliest is not None and masks is None and self._wants_likeliest(slots, flags):
+            return Sampled(tokens=likeliest, logprobs=None)
         raw_rows, raw_logprobs = self._raw_logprobs(logits, flags)
         positions = plan["output_position"][step_rows]
         if masks is None:
@@ -125,6 +144,10 @@ class Sampler:
         if raw_logprobs is not None:
             logprobs = self._report(step_rows, raw_rows, raw_logprobs, slots=slots, tokens=tokens)
         return Sampled(tokens=tokens.int(), logprobs=logprobs)
+
+    def _wants_likeliest(self, slots: NDArray[np.int32], flags: NDArray[np.uint32]) -> bool:
+        """Returns whether all rows are greedy, and nothing else is asked of their logits."""
+        return not (flags & _ANY_PROCESSING).any() and bool(self._tables.greedy[slots].all())
 
     def _raw_logprobs(
         self, logits: torch.Tensor, flags: NDArray[np.uint32]
@@ -155,35 +178,40 @@ class Sampler:
         if masked.size:
             index, ids, _ = self._tables.ends.read(slots[masked])
             rows = self._device.upload(masked[index])
-            logits[rows, self._device.upload(ids)] = FLOOR
+            places = (rows, self._device.upload(ids))
+            # The value made on the device: another's would be waited for.
+            logits.index_put_(places, logits.new_full((), FLOOR))
 
     def _choose(
         self, logits: torch.Tensor, slots: NDArray[np.int32], uniform: NDArray[np.float64]
     ) -> torch.Tensor:
-        """Returns [S] int64."""
-        tables, upload = self._tables, self._device.upload
-        greedy = tables.greedy[slots]
+        """Returns [S], int64 or int32."""
+        greedy = self._tables.greedy[slots]
         if greedy.all():
             return likeliest_ids(logits)
-        tokens = torch.empty(slots.shape[0], dtype=torch.int64, device=logits.device)
         greedy_rows, drawn_rows = np.nonzero(greedy)[0], np.nonzero(~greedy)[0]
-        if greedy_rows.size:
-            greedy_index = upload(greedy_rows)
-            tokens[greedy_index] = likeliest_ids(logits[greedy_index])
-            logits = logits[upload(drawn_rows)]
-        drawn_slots = slots[drawn_rows]
-        params = DrawParams(
-            temperature=tables.temperature[drawn_slots],
-            top_k=tables.top_k[drawn_slots],
-            top_p=tables.top_p[drawn_slots],
-            min_p=tables.min_p[drawn_slots],
-            uniform=uniform[drawn_rows],
-        )
+        params = self._draw_params(slots[drawn_rows], uniform[drawn_rows])
         if self._device.is_cuda:
-            tokens[upload(drawn_rows)] = draw_by_sorting(logits, params, self._device)
-        else:
-            tokens[upload(drawn_rows)] = torch.from_numpy(draw(logits, params))
+            tokens = likeliest_ids(logits).int()
+            draw_on_device(logits, drawn_rows, params, tokens)
+            return tokens
+        tokens = torch.empty(slots.shape[0], dtype=torch.int64)
+        if greedy_rows.size:
+            index = torch.from_numpy(greedy_rows)
+            tokens[index] = likeliest_ids(logits[index])
+            logits = logits[torch.from_numpy(drawn_rows)]
+        tokens[torch.from_numpy(drawn_rows)] = torch.from_numpy(draw(logits, params))
         return tokens
+
+    def _draw_params(self, slots: NDArray[np.int32], uniform: NDArray[np.float64]) -> DrawParams:
+        tables = self._tables
+        return DrawParams(
+            temperature=tables.temperature[slots],
+            top_k=tables.top_k[slots],
+            top_p=tables.top_p[slots],
+            min_p=tables.min_p[slots],
+            uniform=uniform,
+        )
 
     def _report(
         self,
@@ -194,7 +222,7 @@ class Sampler:
         slots: NDArray[np.int32],
         tokens: torch.Tensor,
     ) -> RowLogprobs:
-        chosen = logprobs_rv.gather(1, tokens[self._device.upload(rows)][:, None])[:, 0]
+        chosen = logprobs_rv.gather(1, tokens[self._device.upload(rows)][:, None].long())[:, 0]
         top, top_ids = likeliest(logprobs_rv)
         return RowLogprobs(
             rows=step_rows[rows],

@@ -52,7 +52,7 @@ class Penalties:
         self._frequency[slot] = params.frequency_penalty
         if params.repetition_penalty != 1.0:
             occurred = np.union1d(prompt, output).astype(np.int64)
-            self._seen.acquire(slot)[self._device.upload(occurred)] = True
+            self._seen.acquire(slot).index_fill_(0, self._device.upload(occurred), True)
         if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
             row_v = self._counts.acquire(slot)
             ids, counts = np.unique(output.astype(np.int64), return_counts=True)

@@ -61,6 +61,12 @@ class StepExecutor(Protocol):
             caller's to overwrite.
         """
 
+    def likeliest(self, set_index: int) -> torch.Tensor | None:
+        """Returns the likeliest tokens of the logits that `execute` returned for the set last.
+
+        [S] int32, on the device, of equal logits the first; None where nobody has looked for them.
+        """
+
     def score(self, set_index: int, scored: ScoredTokens) -> TokenScores:
         """Launches the scoring of tokens of the step that was executed last.
 

@@ -28,7 +28,7 @@ def test_a_limit_is_the_settings_default(figure, unit, key):
 
 
 def test_the_limits_are_found_in_the_table():
-    assert len(LIMIT.findall(README)) == 14
+    assert len(LIMIT.findall(README)) == 13
 
 
 def test_every_setting_that_is_named_exists():

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from antiphon_engine import _native
 from antiphon_engine.api.config import EngineConfig
-from antiphon_engine.engine_process import make_core
+from antiphon_engine.engine_process import LoadedModel, make_core
 from antiphon_engine.executor import Executor
 from antiphon_engine.loading import describe
 
@@ -18,9 +18,13 @@ _NO_IDS = np.zeros(0, np.int32)
 class GreedyEngine:
     """Runs requests to their ends, all at once. Steps are carried out one by one."""
 
-    def __init__(self, checkpoint: Path, config: EngineConfig) -> None:
-        self.executor = Executor(config, checkpoint)
-        self.core = make_core(config, describe(self.executor))
+    def __init__(
+        self, checkpoint: Path, config: EngineConfig, model: LoadedModel | None = None
+    ) -> None:
+        """`model`: computes in place of the executor of a checkpoint."""
+        model = model or describe(Executor(config, checkpoint))
+        self.executor = model.executor
+        self.core = make_core(config, model)
         self._scope = self.core.intern_scope(tenant="", cache_scope="", adapter="", weights="")
         self.reused_tokens: dict[int, int] = {}
         """Of the last `generate`, by index of the prompt."""

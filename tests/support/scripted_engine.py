@@ -113,6 +113,9 @@ class ScriptedExecutor:
             logits[i] = self._logits(self._speakers[place], int(position))
         return torch.from_numpy(logits)
 
+    def likeliest(self, set_index: int) -> torch.Tensor | None:
+        return None
+
     def score(self, set_index: int, scored: ScoredTokens) -> TokenScores:
         ids = torch.from_numpy(self._sets[set_index]["input_ids"].astype(np.int64))
         return score_tokens(

@@ -10,7 +10,7 @@ class EngineConfig:
     dtype: str = "auto"
     """Element type of weights and activations: auto (the checkpoint's), bfloat16 or float32."""
     device: str = "cpu"
-    """Where the model runs: cpu; or cuda, which works but is not tuned yet."""
+    """Where the model runs: cpu or cuda."""
     cpu_kernels: str = "auto"
     """What computes on the CPU: the engine's own kernels, by auto with the best instructions that
     the machine has, or by the name of others: portable, avx2, avx512, avx512_bf16 or amx; or torch,
@@ -27,8 +27,12 @@ class EngineConfig:
     """Prompt and output together; 0: the checkpoint's, or as much as the KV cache holds if less."""
     kv_cache_tokens: int = 0
     """Tokens of KV cache; 0: from kv_cache_bytes."""
-    kv_cache_bytes: int = 1 << 30
-    """Memory for the KV cache where kv_cache_tokens is 0."""
+    kv_cache_bytes: int = 0
+    """Memory for the KV cache where kv_cache_tokens is 0; 0: 1 GiB on cpu, and on cuda what
+    free_gpu_memory_fraction says."""
+    free_gpu_memory_fraction: float = 0.9
+    """On cuda, the part of what weights, the largest step and captured graphs leave free that the
+    KV cache takes, where neither its tokens nor its bytes are set."""
     host_cache_bytes: int = 0
     """Main memory for KV cache that has to leave the device's; 0: none."""
     block_tokens: int = 32
@@ -55,6 +59,13 @@ class EngineConfig:
     """How many later requests may start before one that does not fit yet."""
     bypass_steps: int = 256
     """For how many steps later requests may start before one that does not fit yet."""
+    cuda_graphs: bool = True
+    """Whether steps of single tokens are captured at the start and launched at once on cuda."""
+    tuning_limit_s: float = 20.0
+    """How long a start on cuda may try out how to compute products; 0: not at all."""
+    deterministic: bool = False
+    """Whether on cuda, as on cpu always, a request's numbers do not depend on what is computed
+    beside it, nor on where its prompt is cut; slower."""
     run_ahead: int = -1
     """Steps launched before an earlier one's tokens are there: 0 to 2; -1: 0 on cpu, 1 on cuda."""
     prefix_reuse: bool = True

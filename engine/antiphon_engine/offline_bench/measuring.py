@@ -15,7 +15,8 @@ from antiphon_engine.api.errors import StartupError
 from antiphon_engine.api.offline_bench import OfflineBench
 from antiphon_engine.checkpoint.fields import Fields
 from antiphon_engine.engine_process import warm_up
-from antiphon_engine.loading import load_offline
+from antiphon_engine.executor import WeightOrigin
+from antiphon_engine.loading import load_model
 from antiphon_engine.model.config import parse_model_config
 from antiphon_engine.offline_bench.driver import BenchError, OfflineEngine
 from antiphon_engine.offline_bench.machine import describe_machine
@@ -60,7 +61,7 @@ def _run(bench: OfflineBench, checkpoint: Path) -> Figures:
     config = _with_context(bench.config, checkpoint)
     machine = describe_machine(config.device)
     start_s = time.perf_counter()
-    model = load_offline(config, checkpoint, random_seed=bench.random_seed)
+    model = load_model(config, checkpoint, weights=WeightOrigin(random_seed=bench.random_seed))
     warm_up(config, model)
     load_s = round(time.perf_counter() - start_s, 2)
     engine = OfflineEngine(config, checkpoint, model)

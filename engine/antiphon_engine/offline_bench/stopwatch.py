@@ -78,6 +78,10 @@ class TimedExecutor:
         self._starts[set_index] = _now()
         return self._executor.execute(set_index)
 
+    def likeliest(self, set_index: int) -> torch.Tensor | None:
+        """See StepExecutor."""
+        return self._executor.likeliest(set_index)
+
     def score(self, set_index: int, scored: ScoredTokens) -> TokenScores:
         """See StepExecutor."""
         return self._executor.score(set_index, scored)
