@@ -1,5 +1,6 @@
 """A model's weights in memory as the kernels read them, and where a checkpoint's tensors go."""
 
+import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from antiphon_engine.cpu.products import Matrix, Products
 from antiphon_engine.model.config import ModelConfig
 from antiphon_engine.model.weights import ParameterSink, WeightTarget
 
+PANEL_ROWS = 16
+"""Rows of a matrix that lie together: one thread packs them."""
+
 _SLICE_VALUES = 1 << 20
 """Values that a thread packs at once; what is converted on the way takes a multiple of that."""
 
@@ -24,10 +28,20 @@ class Packer:
     def __init__(self, num_threads: int) -> None:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="pack")
 
-    def pack(self, num_rows: int, row_values: int, pack_rows: Callable[[slice], None]) -> None:
-        """Calls `pack_rows` for slices of rows that make up all of them, and waits."""
-        size = max(1, _SLICE_VALUES // row_values)
-        rows = [slice(first, min(first + size, num_rows)) for first in range(0, num_rows, size)]
+    def pack(
+        self, num_rows: int, row_values: int, pack_rows: Callable[[slice], None], *, lead: int = 0
+    ) -> None:
+        """Calls `pack_rows` for slices of rows that make up all of them, and waits.
+
+        Args:
+            num_rows: Rows of the tensor.
+            row_values: Values of each.
+            pack_rows: Packs a slice of the rows.
+            lead: Rows of the matrix's present panel that come before: no two slices share a panel.
+        """
+        size = max(1, _SLICE_VALUES // row_values // PANEL_ROWS) * PANEL_ROWS
+        bounds = [0, *range(size - lead % PANEL_ROWS, num_rows, size), num_rows]
+        rows = [slice(first, end) for first, end in itertools.pairwise(bounds)]
         for _ in self._pool.map(pack_rows, rows):
             pass
 
@@ -47,6 +61,8 @@ class PackedSink:
 
     matrix: _kernels.PackedMatrix
     first_row: int
+    lead: int
+    """Rows before `first_row` of its panel; gates and ups have panels of their own."""
     packer: Packer
 
     def store(self, values: Tensor) -> None:
@@ -56,7 +72,7 @@ class PackedSink:
         def pack_rows(rows: slice) -> None:
             self.matrix.pack(self.first_row + rows.start, _as_numpy(values[rows]))
 
-        self.packer.pack(num_rows, num_in, pack_rows)
+        self.packer.pack(num_rows, num_in, pack_rows, lead=self.lead)
 
     def store_blocks(self, kind: str, blocks: NDArray[np.uint8]) -> None:
         """Packs rows of blocks as they are."""
@@ -64,7 +80,7 @@ class PackedSink:
         def pack_rows(rows: slice) -> None:
             self.matrix.pack_gguf(self.first_row + rows.start, kind, blocks[rows])
 
-        self.packer.pack(len(blocks), self.matrix.num_in, pack_rows)
+        self.packer.pack(len(blocks), self.matrix.num_in, pack_rows, lead=self.lead)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +169,9 @@ class CpuWeights:
         self.matrices.append(packed)
         first_row = 0
         for part in matrix.parts:
+            lead = 0 if matrix.order == "gate_up" else first_row % PANEL_ROWS
             self.targets[part.tensor] = WeightTarget(
-                sink=PackedSink(packed, first_row, self._packer),
+                sink=PackedSink(packed, first_row, lead, self._packer),
                 source_shape=(part.num_out, matrix.num_in),
                 source_part=(slice(None), slice(None)),
             )

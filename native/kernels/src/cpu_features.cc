@@ -76,8 +76,9 @@ Isa find_best() {
   if (!all(ask(7, 1).eax, {5})) {
     return Isa::kAvx512;
   }
-  // AMX-BF16, AMX-TILE.
-  if ((states & kTiles) != kTiles || !all(extended.edx, {22, 24}) || !may_use_tiles()) {
+  // VBMI, which all that have tiles have; AMX-BF16, AMX-TILE.
+  if ((states & kTiles) != kTiles || !all(extended.ecx, {1}) || !all(extended.edx, {22, 24}) ||
+      !may_use_tiles()) {
     return Isa::kAvx512Bf16;
   }
   return Isa::kAmx;

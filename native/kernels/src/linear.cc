@@ -80,6 +80,9 @@ class Share {
         Epilogue epilogue, const RowsOut& out, std::int64_t out_column)
       : weights_(weights),
         kernels_(product_kernels(weights.isa(), weights.format())),
+        at_once_(in.num_rows <= kFewRows
+                     ? kernels_.unpack_and_multiply[static_cast<std::size_t>(weights.format())]
+                     : nullptr),
         cut_(cut(weights, kernels_, in.num_rows, worker.count())),
         in_(in),
         bias_(bias),
@@ -94,11 +97,15 @@ class Share {
     const bool staged = in.type != kernels_.input_type || weights.num_in() % kSlice != 0;
     const std::int64_t width = weights.num_slices() * kSlice;
     const std::int64_t rows = staged ? in.num_rows * width * element : 0;
-    std::byte* const scratch = worker.scratch(static_cast<std::size_t>(tiles + sums + rows));
+    const std::int64_t arranged =
+        at_once_ != nullptr ? arranged_rows(in.num_rows) * width * element : 0;
+    std::byte* const scratch =
+        worker.scratch(static_cast<std::size_t>(tiles + sums + arranged + rows));
     tiles_ = scratch;
     sums_ = reinterpret_cast<float*>(scratch + tiles);
+    arranged_ = scratch + tiles + sums;
     if (staged) {
-      stage(scratch + tiles + sums, width);
+      stage(arranged_ + arranged, width);
     }
   }
 
@@ -108,9 +115,17 @@ class Share {
       return;
     }
     kernels_.begin(cut_.rows_of_task);
-    for (; task < cut_.num_tasks(); task = cursor.next()) {
+    if (at_once_ != nullptr) {
+      kernels_.arrange({in_.data, in_.stride, in_.num_rows, weights_.num_slices(), arranged_});
+    }
+    while (task < cut_.num_tasks()) {
+      // Taken before this one is done, so that its first weights can be asked for meanwhile.
+      const std::int64_t next_task = cursor.next();
       // Rows of the same pairs follow each other: their weights are near then.
-      run_task(task / cut_.num_row_tasks, task % cut_.num_row_tasks);
+      run_task(task / cut_.num_row_tasks, task % cut_.num_row_tasks,
+               next_task < cut_.num_tasks() ? first_chunk_of(next_task / cut_.num_row_tasks)
+                                            : Upcoming{});
+      task = next_task;
     }
     kernels_.end();
   }
@@ -137,7 +152,14 @@ class Share {
     in_ = {target, kernels_.input_type, in_.num_rows, width};
   }
 
-  void run_task(std::int64_t pair_task, std::int64_t row_task) {
+  struct Place {
+    std::int64_t pair;
+    std::int64_t slice;
+    std::int64_t first_row;
+    std::int64_t num_rows;
+  };
+
+  void run_task(std::int64_t pair_task, std::int64_t row_task, const Upcoming& behind) {
     const std::int64_t first_row = row_task * cut_.rows_of_task;
     const std::int64_t num_rows = std::min(cut_.rows_of_task, in_.num_rows - first_row);
     const std::int64_t first = pair_task * cut_.pairs_of_task;
@@ -146,7 +168,16 @@ class Share {
       const std::int64_t group_end = std::min(group + cut_.pairs_of_group, end);
       for (std::int64_t slice = 0; slice < weights_.num_slices(); slice += cut_.slices_of_chunk) {
         for (std::int64_t pair = group; pair < group_end; ++pair) {
-          multiply(pair, slice, first_row, num_rows, sums_of(pair - group));
+          Upcoming upcoming = behind;
+          if (pair + 1 < group_end) {
+            upcoming = chunk(pair + 1, slice);
+          } else if (slice + cut_.slices_of_chunk < weights_.num_slices()) {
+            upcoming = chunk(group, slice + cut_.slices_of_chunk);
+          } else if (group_end < end) {
+            upcoming = chunk(group_end, 0);
+          }
+          multiply(chunk(pair, slice), {pair, slice, first_row, num_rows}, upcoming,
+                   sums_of(pair - group));
         }
       }
       for (std::int64_t pair = group; pair < group_end; ++pair) {
@@ -155,41 +186,43 @@ class Share {
     }
   }
 
-  float* sums_of(std::int64_t index) { return sums_ + index * cut_.rows_of_task * kPair; }
-
-  void multiply(std::int64_t pair, std::int64_t slice, std::int64_t first_row,
-                std::int64_t num_rows, float* sums) {
+  // Slices of a pair that are multiplied at once.
+  Upcoming chunk(std::int64_t pair, std::int64_t slice) const {
     const std::int64_t num_slices = std::min(cut_.slices_of_chunk, weights_.num_slices() - slice);
     const auto block_bytes = static_cast<std::int64_t>(weights_.block_bytes());
-    const std::byte* const blocks = weights_.pair(pair) + slice * block_bytes;
-    const Upcoming upcoming = upcoming_behind(blocks + num_slices * block_bytes);
+    return {weights_.pair(pair) + slice * block_bytes, num_slices * block_bytes};
+  }
+
+  Upcoming first_chunk_of(std::int64_t pair_task) const {
+    return chunk(pair_task * cut_.pairs_of_task, 0);
+  }
+
+  float* sums_of(std::int64_t index) { return sums_ + index * cut_.rows_of_task * kPair; }
+
+  void multiply(const Upcoming& blocks, const Place& place, const Upcoming& upcoming, float* sums) {
+    const std::int64_t num_slices =
+        blocks.num_bytes / static_cast<std::int64_t>(weights_.block_bytes());
     const std::int64_t element = kernels_.input_type == Type::kBf16 ? 2 : 4;
     const auto* const rows = static_cast<const std::byte*>(in_.data) +
-                             (first_row * in_.stride + slice * kSlice) * element;
-    Product product = {rows, in_.stride, num_rows, blocks, num_slices, sums, slice > 0, upcoming};
+                             (place.first_row * in_.stride + place.slice * kSlice) * element;
+    Product product = {rows,       in_.stride, place.num_rows,  blocks.first,
+                       num_slices, sums,       place.slice > 0, upcoming};
     const auto format = static_cast<std::size_t>(weights_.format());
     if (kernels_.unpack[format] == nullptr) {
       kernels_.multiply(product);
       return;
     }
-    const Unpacking unpacking = {blocks, num_slices, weights_.row_scales(pair), tiles_, upcoming};
-    const auto at_once = kernels_.unpack_and_multiply[format];
-    if (at_once != nullptr && num_rows <= kFewRows && num_slices == weights_.num_slices()) {
-      at_once(unpacking, product);
+    const Unpacking unpacking = {blocks.first, num_slices, weights_.row_scales(place.pair), tiles_,
+                                 upcoming};
+    if (at_once_ != nullptr) {
+      product.rows = arranged_;
+      at_once_(unpacking, product);
       return;
     }
     kernels_.unpack[format](unpacking);
     product.tiles = tiles_;
     product.upcoming = {};
     kernels_.multiply(product);
-  }
-
-  // The chunk that most likely comes next, up to the matrix's end.
-  Upcoming upcoming_behind(const std::byte* next) const {
-    const std::byte* const end = weights_.pair(weights_.num_pairs());
-    const std::int64_t chunk =
-        cut_.slices_of_chunk * static_cast<std::int64_t>(weights_.block_bytes());
-    return {next, std::min<std::int64_t>(chunk, end - next)};
   }
 
   void finish(std::int64_t pair, std::int64_t first_row, std::int64_t num_rows, const float* sums) {
@@ -223,6 +256,7 @@ class Share {
 
   const PackedMatrix& weights_;
   const ProductKernels& kernels_;
+  void (*const at_once_)(const Unpacking&, const Product&);
   const Cut cut_;
   Rows in_;
   const float* bias_;
@@ -231,6 +265,7 @@ class Share {
   std::int64_t out_column_;
   std::byte* tiles_;
   float* sums_;
+  std::byte* arranged_;
 };
 
 }  // namespace

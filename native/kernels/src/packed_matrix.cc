@@ -83,6 +83,8 @@ void PackedMatrix::check_rows(std::int64_t first_row, std::int64_t num_rows) con
   }
 }
 
+IntegerLayout PackedMatrix::layout() const { return product_kernels(isa_, format_).layout; }
+
 namespace {
 
 float largest_finite(const float* weights, std::int64_t count) {
@@ -135,8 +137,8 @@ void PackedMatrix::pack_row(std::int64_t row, const float* weights) {
     } else {
       float slice[kSlice] = {};
       std::copy_n(weights + first, count, slice);
-      store_slice({block, format_, place.half, place.channel}, quantize(slice, format_, row_scale),
-                  row_scale);
+      store_slice({block, format_, layout(), place.half, place.channel},
+                  quantize(slice, format_, row_scale), row_scale);
     }
   }
 }
@@ -209,7 +211,7 @@ void PackedMatrix::pack_slices(std::int64_t row, const std::vector<QuantizedSlic
   row_scales_[place.pair * kPair + place.half * kPanel + place.channel] = row_scale;
   std::byte* block = bytes_.get() + place.pair * pair_bytes();
   for (const QuantizedSlice& slice : slices) {
-    store_slice({block, format_, place.half, place.channel}, slice, row_scale);
+    store_slice({block, format_, layout(), place.half, place.channel}, slice, row_scale);
     block += block_bytes_;
   }
 }
@@ -225,7 +227,7 @@ void PackedMatrix::unpack_row(std::int64_t row, float* out) const {
     const std::byte* const tile = tile_weights(block, format_, place.half);
     QuantizedSlice slice = {};
     if (format_ != WeightFormat::kF32 && format_ != WeightFormat::kBf16) {
-      slice = load_slice({block, format_, place.half, place.channel}, row_scale);
+      slice = load_slice({block, format_, layout(), place.half, place.channel}, row_scale);
     }
     for (int k = 0; k < count; ++k) {
       const int index = index_of(column_of(order, place.channel, k % 2), k / 2);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -15,6 +16,15 @@
 #include "tile_layout.h"
 
 namespace antiphon::kernels {
+
+// Up to kFewRows rows, brought into the order in which products of few rows read them.
+struct Arranging {
+  const void* rows;  // of the kernels' input type, whole slices wide
+  std::int64_t row_stride;
+  std::int64_t num_rows;
+  std::int64_t num_slices;
+  void* arranged;  // written: num_slices * kSlice values for each of `arranged_rows`
+};
 
 // What will be read next: asked of memory while this is computed.
 struct Upcoming {
@@ -62,12 +72,21 @@ struct ProductKernels {
   // Around a worker's share of an op, in which all products have up to `num_rows` rows.
   void (*begin)(std::int64_t num_rows);
   void (*end)();
-  // Both at once, where there is such a one: for up to kFewRows rows, all slices of a pair. Of
-  // `tiles` it writes as many as it needs, at least those of four slices; `sums` are written.
+  // How integers lie that `unpack` reads.
+  IntegerLayout layout = IntegerLayout::kLanesAreOutputs;
+  // Both at once, where there is such a one: for up to kFewRows rows that `arrange` has arranged,
+  // all slices of a pair. Of `tiles` it writes as many as it needs, at least those of four slices;
+  // `sums` are written.
   std::array<void (*)(const Unpacking&, const Product&), 6> unpack_and_multiply = {};
+  void (*arrange)(const Arranging&) = nullptr;
 };
 
 inline constexpr std::int64_t kFewRows = 32;  // what products keep in registers
+
+// What is arranged of few rows, zeros behind the last.
+constexpr std::int64_t arranged_rows(std::int64_t num_rows) {
+  return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(num_rows)));
+}
 
 // Those that a matrix of this format takes on `isa`.
 const ProductKernels& product_kernels(Isa isa, WeightFormat format);

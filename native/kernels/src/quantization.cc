@@ -162,11 +162,16 @@ float cut_value_of(const QuantizedSlice& slice, WeightFormat format, int k) {
   const auto range = static_cast<float>(1 << value_bits(format));
   const float scale = slice.scales[format == WeightFormat::kInt6 ? k / 16 : 0];
   const float factor = scale * range;
-  const bool is_symmetric = format == WeightFormat::kInt8 || format == WeightFormat::kInt6;
-  const float addend = is_symmetric ? scale * (-1.5F * range) : slice.offset - factor;
-  const double value = 1.0 + slice.values[k] / double{range};
-  const auto stretched =
-      static_cast<float>(value * (factor * kStretch) + double{addend * kStretch});
+  float stretched = 0;
+  if (format == WeightFormat::kInt8 || format == WeightFormat::kInt6) {
+    const auto short_factor =
+        std::bit_cast<float>(std::bit_cast<std::int32_t>(factor * kStretch) & kShortFactor);
+    stretched = static_cast<float>((slice.values[k] / double{range} - 0.5) * short_factor);
+  } else {
+    const double value = 1.0 + slice.values[k] / double{range};
+    const float addend = slice.offset - factor;
+    stretched = static_cast<float>(value * (factor * kStretch) + double{addend * kStretch});
+  }
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(stretched) & 0xFFFF0000U);
 }
 

@@ -36,6 +36,9 @@ float value_of(const QuantizedSlice& slice, WeightFormat format, int k);
 // bfloat16's last place at most before. What is a bfloat16 already stays, and any other is off by
 // two thirds of a last place at most.
 inline constexpr float kStretch = 1.0F + 1.0F / 384;
+// The bits of a stretched scale that count where values lie around 0: with 13 of them its products
+// with integers need no rounding, so kernels may add and take away what they like on the way.
+inline constexpr int kShortFactor = ~0x7FF;
 float cut_value_of(const QuantizedSlice& slice, WeightFormat format, int k);
 
 }  // namespace antiphon::kernels

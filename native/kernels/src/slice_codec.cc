@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "float16.h"
+#include "input_lanes.h"
 
 namespace antiphon::kernels {
 namespace {
@@ -107,18 +108,42 @@ float load_f16(const std::byte* source) {
   return from_f16(bits);
 }
 
+void store_integers(const TileColumnPlace& place, const std::uint8_t* values) {
+  std::byte* const tile = tile_weights(place.block, place.format, place.half);
+  if (place.layout == IntegerLayout::kLanesAreInputs) {
+    store_inputs(tile, place.format, place.channel, values);
+    return;
+  }
+  for (int parity = 0; parity < 2; ++parity) {
+    std::uint8_t column[16];
+    for (int p = 0; p < 16; ++p) {
+      column[p] = values[2 * p + parity];
+    }
+    store_column(Words(tile), place.format, column_of(TileOrder::kChannels, place.channel, parity),
+                 column);
+  }
+}
+
+void load_integers(const TileColumnPlace& place, std::uint8_t* values) {
+  std::byte* const tile = tile_weights(place.block, place.format, place.half);
+  if (place.layout == IntegerLayout::kLanesAreInputs) {
+    load_inputs(tile, place.format, place.channel, values);
+    return;
+  }
+  for (int parity = 0; parity < 2; ++parity) {
+    std::uint8_t column[16];
+    load_column(Words(tile), place.format, column_of(TileOrder::kChannels, place.channel, parity),
+                column);
+    for (int p = 0; p < 16; ++p) {
+      values[2 * p + parity] = column[p];
+    }
+  }
+}
+
 }  // namespace
 
 void store_slice(const TileColumnPlace& place, const QuantizedSlice& slice, float row_scale) {
-  Words words(tile_weights(place.block, place.format, place.half));
-  for (int parity = 0; parity < 2; ++parity) {
-    std::uint8_t values[16];
-    for (int p = 0; p < 16; ++p) {
-      values[p] = slice.values[2 * p + parity];
-    }
-    store_column(words, place.format, column_of(TileOrder::kChannels, place.channel, parity),
-                 values);
-  }
+  store_integers(place, slice.values.data());
   store_f16(scale_at(place, 0), slice.scales[0] / row_scale);
   if (place.format == WeightFormat::kInt6) {
     store_f16(scale_at(place, 1), slice.scales[1] / row_scale);
@@ -129,15 +154,7 @@ void store_slice(const TileColumnPlace& place, const QuantizedSlice& slice, floa
 
 QuantizedSlice load_slice(const TileColumnPlace& place, float row_scale) {
   QuantizedSlice slice = {};
-  Words words(tile_weights(place.block, place.format, place.half));
-  for (int parity = 0; parity < 2; ++parity) {
-    std::uint8_t values[16];
-    load_column(words, place.format, column_of(TileOrder::kChannels, place.channel, parity),
-                values);
-    for (int p = 0; p < 16; ++p) {
-      slice.values[2 * p + parity] = values[p];
-    }
-  }
+  load_integers(place, slice.values.data());
   slice.scales[0] = load_f16(scale_at(place, 0)) * row_scale;
   slice.scales[1] = slice.scales[0];
   if (place.format == WeightFormat::kInt6) {

@@ -11,11 +11,13 @@ namespace antiphon::kernels {
 struct TileColumnPlace {
   std::byte* block;
   WeightFormat format;
+  IntegerLayout layout;
   int half;
   int channel;  // within the tile
 };
 
-// Writes the output's 32 weights and their scales, divided by `row_scale`.
+// Writes the output's 32 weights and their scales, divided by `row_scale`. Where lanes are inputs,
+// outputs of one tile share bytes: one thread at a time may write to it.
 void store_slice(const TileColumnPlace& place, const QuantizedSlice& slice, float row_scale);
 
 // What was stored.

@@ -4,14 +4,24 @@
 // In the order of pairs, which dot products of bfloat16 pairs take, rows 2p and 2p + 1 together are
 // the inputs 2p and 2p + 1: output 0's two, output 1's two, and so on.
 //
-// Integers lie in words of 32 bits in the order of channels, so that a rotation and a mask bring 16
-// of them out. The weights of lane l in rows h, 2 + h, 4 + h … (h is 0 or 1), its *column*, are
-// numbered by p, and p lies in
+// How integers lie depends on what unpacks them. Where lanes are outputs, they lie in words of 32
+// bits in the order of channels, so that a rotation and a mask bring 16 of them out. The weights of
+// lane l in rows h, 2 + h, 4 + h … (h is 0 or 1), its *column*, are numbered by p, and p lies in
 //   kInt8: byte p % 4 of word ((p / 4 * 2 + h) * 16 + l)
 //   kInt4: four bits p % 8 of word ((p / 8 * 2 + h) * 16 + l)
 //   kInt5: as kInt4, and the high bit in bit 16 h + p of word 64 + l
 //   kInt6: as kInt4, and the two high bits in bits 2 p of word 64 + 16 h + l
 // and the words below 64, of kInt8 all, are rotated by `word_rotation`.
+// Where lanes are inputs, vectors of 64 bytes have the 32 inputs of a few outputs side by side, so
+// that a shift brings the indices of one output's table out. Input k of output c lies in
+//   kInt8: byte 32 c + k
+//   kInt4: four bits k % 2 * 4 + c % 4 of word c / 4 * 16 + k / 2 of 32 bits, words rotated to the
+//          left by 1
+//   kInt5: bits c % 3 * 5 of word c / 3 * 32 + k of 16 bits; of output 15 bit b in bit 15 of word
+//          32 b + k
+//   kInt6: four inputs are three bytes, in words of 64 bits by k / 4. Outputs 2 i and 2 i + 1 have
+//          the lower six bytes of vector i; 12 and 13 the upper two of vectors 0 to 2, 14 and 15
+//          those of 3 to 5
 // A block has the integers of two tiles and then, of each, 16 scales and (not kInt8) 16 offsets or
 // second scales, in float16.
 #pragma once
@@ -27,6 +37,8 @@ inline constexpr int kSlice = 32;         // inputs
 inline constexpr int kPanel = 16;         // outputs
 inline constexpr int kPair = 2 * kPanel;  // outputs
 inline constexpr int kTile = kSlice * kPanel;
+
+enum class IntegerLayout : int { kLanesAreOutputs, kLanesAreInputs };
 
 struct TileBytes {
   std::size_t weights;

@@ -3,56 +3,36 @@
 // Up to 32 rows by a pair's 32 outputs are four tiles of sums. A multiplication of tiles takes a
 // slice's 32 inputs, and sums even and odd inputs apart before it adds both to the sum so far: one
 // order, whatever the number of rows.
-#include "../avx512_bf16/products.h"
+#include <algorithm>
+
+#include "few_rows.h"
+#include "tiles.h"
+#include "unpack_rows.h"
 
 namespace antiphon::kernels {
 namespace {
 
-constexpr int kTileRows = 16;
+using amx::kTileBytes;
+using amx::kTileRows;
+using amx::tiles_are_written;
+
 constexpr int kBlockRows = 2 * kTileRows;
 
 // Tiles 0 and 1: sums of the first 16 rows, by the two panels. 2 and 3: those of the other rows.
 // 4 and 5: the rows. 6 and 7: the panels' weights.
-struct alignas(64) Configuration {
-  std::uint8_t palette = 1;
-  std::uint8_t start_row = 0;
-  std::uint8_t reserved[14] = {};
-  std::uint16_t row_bytes[16] = {};
-  std::uint8_t rows[16] = {};
-};
-
-// How many rows the tiles of this thread are for; 0: nobody has set them.
-thread_local std::int64_t configured_rows = 0;
-
-void configure(std::int64_t num_rows) {
-  Configuration configuration;
-  const auto first = static_cast<std::uint8_t>(num_rows < kTileRows ? num_rows : kTileRows);
-  const auto second =
-      static_cast<std::uint8_t>(num_rows > kTileRows ? num_rows - kTileRows : kTileRows);
-  const std::uint8_t rows[] = {first, first, second, second, first, second, kTileRows, kTileRows};
-  for (int tile = 0; tile < 8; ++tile) {
-    configuration.rows[tile] = rows[tile];
-    configuration.row_bytes[tile] = 64;
+void set_tiles_for(std::int64_t num_rows) {
+  const amx::TileState wanted = {amx::TileUse::kRowsOnTheLeft, num_rows};
+  if (amx::tile_state == wanted) {
+    return;
   }
-  // GCC 12's own function tells the compiler of 8 bytes that are read only.
-  __asm__ volatile("ldtilecfg %0" : : "m"(configuration));
-  configured_rows = num_rows;
-}
-
-void begin(std::int64_t num_rows) { configure(num_rows < kBlockRows ? num_rows : kBlockRows); }
-
-void end() {
-  _tile_release();
-  configured_rows = 0;
+  const amx::TileShape first = {static_cast<int>(std::min<std::int64_t>(num_rows, kTileRows)), 64};
+  const amx::TileShape second = {
+      num_rows > kTileRows ? static_cast<int>(num_rows) - kTileRows : kTileRows, 64};
+  const amx::TileShape weights = {kTileRows, 64};
+  amx::set_tiles(wanted, {first, first, second, second, first, second, weights, weights});
 }
 
 constexpr std::size_t kSumsStride = kPair * sizeof(float);
-constexpr std::size_t kTileBytes = kTile * 2;
-
-// The compiler isn't told that loads of tiles read memory: it may not put off stores beyond here.
-__attribute__((always_inline)) inline void tiles_are_written() {
-  __asm__ volatile("" : : : "memory");
-}
 
 // A block of up to 32 rows, in tiles.
 class Block {
@@ -157,9 +137,7 @@ void multiply(const Product& product) {
                           product.num_slices * divide_up(product.num_rows, kBlockRows));
   for (std::int64_t left = product.num_rows; left > 0; left -= kBlockRows) {
     const std::int64_t count = left < kBlockRows ? left : kBlockRows;
-    if (count != configured_rows) {
-      configure(count);
-    }
+    set_tiles_for(count);
     (count > kTileRows ? multiply_block<true> : multiply_block<false>)(product, rows, sums,
                                                                        prefetching);
     rows += kBlockRows * product.row_stride;
@@ -167,67 +145,63 @@ void multiply(const Product& product) {
   }
 }
 
-// Unpacks a slice while the one before is multiplied. A tile is loaded half a slice after it was
-// written, and multiplied half a slice after that: nothing waits for it, for by then it is there.
-template <WeightFormat format, bool many>
-void unpack_and_multiply_block(const Unpacking& work, const Product& product) {
-  Prefetching prefetching(work.upcoming, work.num_slices);
-  Block block(product, static_cast<const std::uint16_t*>(product.rows), product.sums);
-  block.start<many>(false);
-  auto* const ring = static_cast<std::byte*>(work.tiles);
-  const std::byte* weights = work.blocks;
-  const auto tile_of = [&](std::int64_t slice, int half) {
-    return ring + (slice % 4 * 2 + half) * kTileBytes;
-  };
-  const auto unpack = [&](std::int64_t slice, int half) __attribute__((always_inline)) {
-    avx512_bf16::unpack_tile<format>(tile_weights(weights, format, half),
-                                     tile_scales(weights, format, half),
-                                     work.row_scales + half * kPanel, tile_of(slice, half));
-  };
-  for (std::int64_t slice = 0; slice < work.num_slices; ++slice) {
-    prefetching.step();
-    unpack(slice, 0);
-    if (slice > 0) {
-      block.multiply_first<many>();
-      block.load_second(tile_of(slice - 1, 1));
+// A tile whose rows are outputs into one in the order of pairs.
+void transpose(const std::byte* rows, std::byte* pairs) {
+  for (int quarter = 0; quarter < 4; ++quarter) {
+    // Four pairs of inputs of outputs 0, 4, 8, 12; of 1, 5, 9, 13, and so on.
+    __m512i parts[4];
+    for (int i = 0; i < 4; ++i) {
+      const auto part = [&](int group) {
+        const std::byte* const at = rows + (4 * group + i) * 64 + quarter * 16;
+        return _mm_load_si128(reinterpret_cast<const __m128i*>(at));
+      };
+      parts[i] = _mm512_castsi128_si512(part(0));
+      parts[i] = _mm512_mask_broadcast_i32x4(parts[i], 0x00F0, part(1));
+      parts[i] = _mm512_mask_broadcast_i32x4(parts[i], 0x0F00, part(2));
+      parts[i] = _mm512_mask_broadcast_i32x4(parts[i], 0xF000, part(3));
     }
-    unpack(slice, 1);
-    if (slice > 0) {
-      block.multiply_second<many>();
-    }
-    block.load_first<many>(tile_of(slice, 0));
-    weights += block_bytes(format);
+    const __m512i low01 = _mm512_unpacklo_epi32(parts[0], parts[1]);
+    const __m512i low23 = _mm512_unpacklo_epi32(parts[2], parts[3]);
+    const __m512i high01 = _mm512_unpackhi_epi32(parts[0], parts[1]);
+    const __m512i high23 = _mm512_unpackhi_epi32(parts[2], parts[3]);
+    std::byte* const to = pairs + quarter * 4 * 64;
+    _mm512_store_si512(to, _mm512_unpacklo_epi64(low01, low23));
+    _mm512_store_si512(to + 64, _mm512_unpackhi_epi64(low01, low23));
+    _mm512_store_si512(to + 128, _mm512_unpacklo_epi64(high01, high23));
+    _mm512_store_si512(to + 192, _mm512_unpackhi_epi64(high01, high23));
   }
-  block.multiply_first<many>();
-  block.load_second(tile_of(work.num_slices - 1, 1));
-  block.multiply_second<many>();
-  block.finish<many>();
 }
 
 template <WeightFormat format>
-void unpack_and_multiply(const Unpacking& work, const Product& product) {
-  if (product.num_rows != configured_rows) {
-    configure(product.num_rows);
-  }
-  if (product.num_rows > kTileRows) {
-    unpack_and_multiply_block<format, true>(work, product);
-  } else {
-    unpack_and_multiply_block<format, false>(work, product);
+void unpack_integers(const Unpacking& work) {
+  Prefetching prefetching(work.upcoming, work.num_slices);
+  amx::Slices<format> slices(work);
+  auto* tile = static_cast<std::byte*>(work.tiles);
+  alignas(64) std::byte rows[kTileBytes];
+  for (std::int64_t slice = 0; slice < work.num_slices; ++slice) {
+    prefetching.step();
+    slices.begin(slice);
+    for (int half = 0; half < 2; ++half, tile += kTileBytes) {
+      slices.write(half, rows);
+      transpose(rows, tile);
+    }
   }
 }
 
-constexpr ProductKernels kernels() {
-  ProductKernels kernels = avx512_bf16::kernels_with(multiply, begin, end);
-  kernels.unpack_and_multiply = {nullptr,
-                                 nullptr,
-                                 unpack_and_multiply<WeightFormat::kInt8>,
-                                 unpack_and_multiply<WeightFormat::kInt6>,
-                                 unpack_and_multiply<WeightFormat::kInt5>,
-                                 unpack_and_multiply<WeightFormat::kInt4>};
-  return kernels;
-}
-
-constexpr ProductKernels kKernels = kernels();
+constexpr ProductKernels kKernels = {
+    Type::kBf16,
+    {nullptr, nullptr, unpack_integers<WeightFormat::kInt8>, unpack_integers<WeightFormat::kInt6>,
+     unpack_integers<WeightFormat::kInt5>, unpack_integers<WeightFormat::kInt4>},
+    multiply,
+    finishing::finish_rows<avx512::FloatVector>,
+    [](std::int64_t) {},
+    amx::release_tiles,
+    IntegerLayout::kLanesAreInputs,
+    {nullptr, nullptr, amx::multiply_few<WeightFormat::kInt8>,
+     amx::multiply_few<WeightFormat::kInt6>, amx::multiply_few<WeightFormat::kInt5>,
+     amx::multiply_few<WeightFormat::kInt4>},
+    amx::arrange,
+};
 
 }  // namespace
 

@@ -16,17 +16,33 @@ __attribute__((always_inline)) inline __m512i cut_to_pairs(__m512 even, __m512 o
   return _mm512_ternarylogic_epi32(_mm512_castps_si512(odd), mask, low, 0xEA);
 }
 
+// As `cut_value_of` has it.
+template <WeightFormat format>
+__attribute__((always_inline)) inline avx512::Line stretched_line_of(const std::byte* scales,
+                                                                     __m512 row_scales,
+                                                                     int second) {
+  const __m512 stretch = _mm512_set1_ps(kStretch);
+  const avx512::Line line = avx512::line_of<format>(scales, row_scales, second);
+  const __m512 factor = _mm512_mul_ps(line.factor, stretch);
+  if constexpr (format == WeightFormat::kInt8 || format == WeightFormat::kInt6) {
+    const __m512i short_factor =
+        _mm512_and_si512(_mm512_castps_si512(factor), _mm512_set1_epi32(kShortFactor));
+    const __m512 kept = _mm512_castsi512_ps(short_factor);
+    return {kept, _mm512_mul_ps(kept, _mm512_set1_ps(-1.5F))};
+  } else {
+    return {factor, _mm512_mul_ps(line.addend, stretch)};
+  }
+}
+
 template <WeightFormat format>
 __attribute__((always_inline)) inline void unpack_tile(const std::byte* weights,
                                                        const std::byte* scales,
                                                        const float* row_scales, std::byte* tile) {
   constexpr bool kInHalves = format == WeightFormat::kInt6;
   const __m512 rows = _mm512_loadu_ps(row_scales);
-  const __m512 stretch = _mm512_set1_ps(kStretch);
   avx512::Line lines[2];
   for (int second = 0; second < (kInHalves ? 2 : 1); ++second) {
-    const avx512::Line line = avx512::line_of<format>(scales, rows, second);
-    lines[second] = {_mm512_mul_ps(line.factor, stretch), _mm512_mul_ps(line.addend, stretch)};
+    lines[second] = stretched_line_of<format>(scales, rows, second);
   }
   avx512::unrolled(avx512::kPairsOfSlice, [&](auto p) __attribute__((always_inline)) {
     using Values = avx512::Integers<format>;

@@ -19,7 +19,8 @@ void unpack_integers(const Unpacking& work) {
       const int half = output / kPanel;
       const int channel = output % kPanel;
       const QuantizedSlice weights = load_slice(
-          {const_cast<std::byte*>(block), format, half, channel}, work.row_scales[output]);
+          {const_cast<std::byte*>(block), format, IntegerLayout::kLanesAreOutputs, half, channel},
+          work.row_scales[output]);
       for (int k = 0; k < kSlice; ++k) {
         tile[half * kTile + k * kPanel + channel] = value_of(weights, format, k);
       }

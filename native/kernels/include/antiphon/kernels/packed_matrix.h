@@ -13,6 +13,7 @@
 namespace antiphon::kernels {
 
 struct QuantizedSlice;
+enum class IntegerLayout : int;
 
 // Gives mapped memory back.
 struct Unmap {
@@ -42,8 +43,8 @@ std::size_t gguf_row_bytes(GgufType type, std::int64_t num_in);
 // to whole pairs and slices is zeros.
 //
 // Rows may be packed in any order and from sources of different kinds, and by several threads at
-// once if they are different rows. Rows that were never packed are zeros. A block of integers that
-// would have to hold an infinity or no number is no number as a whole.
+// once if they are rows of different panels. Rows that were never packed are zeros. A block of
+// integers that would have to hold an infinity or no number is no number as a whole.
 class PackedMatrix {
  public:
   // `isa` is what products with it will use.
@@ -98,6 +99,7 @@ class PackedMatrix {
   };
 
   std::size_t pair_bytes() const { return static_cast<std::size_t>(num_slices_) * block_bytes_; }
+  IntegerLayout layout() const;
   Place place_of(std::int64_t row) const;
   void check_rows(std::int64_t first_row, std::int64_t num_rows) const;
   void pack_row(std::int64_t row, const float* weights);
