@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import structlog
+import torch
 
 from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.process import EngineStart
@@ -17,6 +18,8 @@ from antiphon_engine.model_plan import model_dtype, refuse_quantization
 _log = structlog.get_logger(__name__)
 
 _CHECKPOINT = WeightOrigin()
+_LEAST_CAPABILITY = (9, 0)
+"""Kernels start while those before them still run, which older devices can't."""
 
 
 def load(start: EngineStart, on_progress: OnProgress) -> LoadedModel:
@@ -64,6 +67,14 @@ def describe(executor: Executor) -> LoadedModel:
     )
 
 
+def lacking_capability(capability: tuple[int, int]) -> str | None:
+    """Returns why the kernels can't run on a device of this compute capability; None: they can."""
+    if capability >= _LEAST_CAPABILITY:
+        return None
+    has, needs = (".".join(map(str, version)) for version in (capability, _LEAST_CAPABILITY))
+    return f"the device has compute capability {has}: {needs} is needed"
+
+
 def _load_cuda(
     config: EngineConfig, checkpoint: Path, *, weights: WeightOrigin, on_progress: OnProgress
 ) -> LoadedModel | None:
@@ -73,7 +84,7 @@ def _load_cuda(
     model = parse_model_config(Fields.read(checkpoint / "config.json"))
     dtype = model_dtype(config, model)
     refuse_quantization(config)
-    lacking = supports(model, dtype)
+    lacking = lacking_capability(torch.cuda.get_device_capability()) or supports(model, dtype)
     if lacking is not None:
         _log.warning("PyTorch's operators compute the model: much slower", reason=lacking)
         return None
