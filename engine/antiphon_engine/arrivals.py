@@ -73,7 +73,7 @@ class Arrivals:
         fault = self._requests.find_fault(request_id, request)
         if fault is not None:
             return fault
-        if is_overloaded:
+        if is_overloaded or self._guide_maker.is_overloaded:
             return self._requests.refuse(
                 request_id,
                 AntiphonError(

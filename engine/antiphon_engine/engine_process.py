@@ -5,6 +5,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -26,6 +27,7 @@ from antiphon_engine.api.process import EngineStart
 from antiphon_engine.arrivals import Arrivals
 from antiphon_engine.cpu_topology import num_physical_cores
 from antiphon_engine.device import CPU, Device
+from antiphon_engine.grammar.backends import Backends
 from antiphon_engine.grammar.base import mask_words
 from antiphon_engine.grammar.filling import MaskFiller
 from antiphon_engine.grammar.preparing import GuideMaker
@@ -135,10 +137,15 @@ def make_parts(start: EngineStart, model: LoadedModel) -> EngineParts:
         num_reserved=config.max_requests,
     )
     guide_maker = GuideMaker(
-        Path(start.checkpoint),
-        vocabulary_size=facts.vocabulary_size,
+        partial(
+            Backends.load,
+            Path(start.checkpoint),
+            vocabulary_size=facts.vocabulary_size,
+            large_bytes=config.grammar_cache_bytes,
+        ),
         cache_bytes=config.grammar_cache_bytes,
         num_threads=_GUIDE_MAKERS,
+        step_limit_s=config.grammar_step_limit_ms / 1000,
     )
     filler = MaskFiller(
         num_rows=config.max_rows,

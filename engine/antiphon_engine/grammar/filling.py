@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from antiphon_engine.api.errors import ErrorReason
 from antiphon_engine.api.priority import lower, lower_to_leftovers
 from antiphon_engine.grammar.base import GrammarError
 from antiphon_engine.grammar.guide import Guide
+from antiphon_engine.grammar.token_clock import MAX_LEFT_BEHIND, TokenClock, too_complex
 
 _LOOK_AGAIN_S = 0.002
 _LONG_S = 0.005
@@ -27,10 +27,6 @@ _LONGEST_WAIT_S = 0.015
 """For what a step waits behind its computation where masks take long ..."""
 _LONGEST_BUSY_WAIT_S = 0.1
 """... and where it may be that the machine is busy."""
-_HARD_LIMIT_S = 60.0
-"""Of a mask on the clock, in which a thread has hardly had the processor."""
-MAX_LEFT_BEHIND = 8
-"""Threads that may be at work on tokens of requests that have failed."""
 _NICE_BESIDE = 5
 """Masks are made while the model computes, which has the processor first."""
 _NICE_AHEAD = 15
@@ -124,10 +120,11 @@ class MaskFiller:
                 for worker in [*lane.workers]:
                     if not worker.thread.is_alive():
                         raise RuntimeError("a thread that fills masks has died")
-                    if worker.task is not None and worker.is_over(
-                        self._step_limit_s, excused_s=worker.excused_s()
-                    ):
-                        worker.task.error = self._too_complex()
+                    if worker.task is None or worker.clock is None:
+                        continue
+                    excused_s = worker.clock.excused_s()
+                    if worker.clock.is_over(self._step_limit_s, excused_s=excused_s):
+                        worker.task.error = too_complex(self._step_limit_s)
                         self._leave_behind(worker)
                 self._man(lane)
 
@@ -166,7 +163,8 @@ class MaskFiller:
         long_ones = [
             worker
             for worker in self._beside.workers
-            if worker.task is not None and worker.is_over(_LONG_S)
+            if worker.task is not None and worker.clock is not None
+            if worker.clock.is_over(_LONG_S)
         ]
         for worker in long_ones:
             assert worker.task is not None
@@ -199,15 +197,6 @@ class MaskFiller:
         lower_to_leftovers(worker.thread)
         self._left_behind.append(worker)
 
-    def _too_complex(self) -> GrammarError:
-        limit_ms = round(1000 * self._step_limit_s)
-        return GrammarError(
-            ErrorReason.CONSTRAINT_TOO_COMPLEX,
-            f"The constraint took more than {limit_ms} ms for one token; simplify it, or raise "
-            "engine.grammar_step_limit_ms.",
-            metadata={"limit_ms": str(limit_ms)},
-        )
-
     def _work(self, worker: "_Worker") -> None:
         lower(worker.thread, worker.niceness)
         scratch = np.zeros((1, self.table.shape[1]), np.int32)
@@ -236,10 +225,12 @@ class MaskFiller:
     def _keep(
         self, worker: "_Worker", scratch: NDArray[np.int32], error: GrammarError | None
     ) -> None:
-        task, used_s = worker.task, worker.used_s()
+        task, clock = worker.task, worker.clock
         assert task is not None
-        if error is None and used_s - worker.excused_s() > self._step_limit_s:
-            error = self._too_complex()
+        assert clock is not None
+        used_s = clock.used_s()
+        if error is None and used_s - clock.excused_s() > self._step_limit_s:
+            error = too_complex(self._step_limit_s)
         task.error = error
         if task.awaited:
             self.table[task.row] = scratch[0]
@@ -274,35 +265,14 @@ class _Worker:
         self.thread = threading.Thread()
         self.task: FillTask | None = None
         """None where it rests, or where nobody waits for what it does."""
-        self._begin_s = 0.0
-        self._begin_wall_s = 0.0
-        self._begin_excused_s = 0.0
+        self.clock: TokenClock | None = None
+        """Of the task that it began with last."""
 
     def begin(self, task: FillTask) -> FillTask:
         """Notes that the calling thread, which is this worker's, begins with a task."""
         self.task = task
-        self._begin_s = time.thread_time()
-        self._begin_wall_s = time.monotonic()
-        self._begin_excused_s = task.guide.excused_s
+        self.clock = TokenClock(self.thread, task.guide)
         return task
-
-    def used_s(self) -> float:
-        """Returns the processor time of the task so far; called by this worker's thread."""
-        return time.thread_time() - self._begin_s
-
-    def excused_s(self) -> float:
-        """Returns how much of its task's processor time is no time of a token."""
-        assert self.task is not None
-        return self.task.guide.excused_s - self._begin_excused_s
-
-    def is_over(self, limit_s: float, *, excused_s: float = 0.0) -> bool:
-        """Returns whether its task has used more processor time than that, what's excused aside."""
-        if self.thread.ident is None or not self.thread.is_alive():
-            return False
-        if time.monotonic() - self._begin_wall_s > max(_HARD_LIMIT_S, 20 * limit_s):
-            return True
-        clock_id = time.pthread_getcpuclockid(self.thread.ident)
-        return time.clock_gettime(clock_id) - self._begin_s - excused_s > limit_s
 
 
 def _fill(task: FillTask, scratch: NDArray[np.int32]) -> GrammarError | None:

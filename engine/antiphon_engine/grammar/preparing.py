@@ -4,8 +4,8 @@ import enum
 import queue
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import structlog
@@ -13,11 +13,12 @@ import structlog
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, StartupError
 from antiphon_engine.api.grammar import Grammar, GrammarBackend, Thinking
 from antiphon_engine.api.messages import GenerationRequest
-from antiphon_engine.api.priority import lower
+from antiphon_engine.api.priority import lower, lower_to_leftovers
 from antiphon_engine.grammar.backends import Backends
 from antiphon_engine.grammar.base import CompiledGrammar, GrammarError, mask_words
 from antiphon_engine.grammar.guide import EndRules, Guide
 from antiphon_engine.grammar.thinking import EndMarker, ThinkingGate
+from antiphon_engine.grammar.token_clock import MAX_LEFT_BEHIND, TokenClock, too_complex
 from antiphon_engine.grammar.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
@@ -55,12 +56,16 @@ class GuideMaker:
     """Prepares requests in the order in which they come, a few at a time."""
 
     def __init__(
-        self, checkpoint: Path, *, vocabulary_size: int, cache_bytes: int, num_threads: int
+        self,
+        load: Callable[[], Backends],
+        *,
+        cache_bytes: int,
+        num_threads: int,
+        step_limit_s: float,
     ) -> None:
-        self._checkpoint = checkpoint
-        self._vocabulary_size = vocabulary_size
+        """Takes what finds the backends, which is called once. It may raise StartupError."""
+        self._load_backends = load
         self._num_threads = num_threads
-        self._cache_bytes = cache_bytes
         self._grammars = GrammarCache(cache_bytes)
         self._markers: OrderedDict[str, EndMarker] = OrderedDict()
         self._backends: Backends | None = None
@@ -69,7 +74,16 @@ class GuideMaker:
             queue.SimpleQueue()
         )
         self._prepared: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._step_limit_s = step_limit_s
+        self._makers: list[_Maker] = []
+        self._left_behind: list[_Maker] = []
+        self._leaving = threading.Lock()
+
+    @property
+    def is_overloaded(self) -> bool:
+        """Whether too many threads are at first tokens of requests that have failed over them."""
+        self._left_behind = [maker for maker in self._left_behind if maker.thread.is_alive()]
+        return len(self._left_behind) >= MAX_LEFT_BEHIND
 
     def start(self, request_id: int, request: GenerationRequest) -> None:
         """Begins to prepare a request; `take_prepared` returns it some time."""
@@ -83,26 +97,44 @@ class GuideMaker:
 
     def close(self) -> None:
         """Lets the threads end behind what was asked for before."""
-        for _ in self._threads:
+        for _ in self._makers:
             self._wanted.put(_Order.END)
-        self._threads.clear()
+        self._makers.clear()
 
     def take_prepared(self) -> list[Prepared]:
         """Returns what has been prepared since the last call, without waiting."""
-        if not all(thread.is_alive() for thread in self._threads):
+        if not all(maker.thread.is_alive() for maker in self._makers):
             raise RuntimeError("a thread that prepares grammars has died")
+        self._end_what_is_over_its_limit()
         prepared = []
         while not self._prepared.empty():
             prepared.append(self._prepared.get())
         return prepared
 
     def _hire(self) -> None:
-        if len(self._threads) < self._num_threads:
-            thread = threading.Thread(target=self._work, name="guide maker", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        if len(self._makers) < self._num_threads:
+            maker = _Maker()
+            maker.thread = threading.Thread(
+                target=self._work, args=(maker,), name="guide maker", daemon=True
+            )
+            self._makers.append(maker)
+            maker.thread.start()
 
-    def _work(self) -> None:
+    def _end_what_is_over_its_limit(self) -> None:
+        with self._leaving:
+            over = [maker for maker in self._makers if maker.is_over(self._step_limit_s)]
+            for maker in over:
+                assert maker.request_id is not None
+                error = too_complex(self._step_limit_s)
+                self._prepared.put(Prepared(request_id=maker.request_id, error=error))
+                maker.request_id = None
+                lower_to_leftovers(maker.thread)
+                self._makers.remove(maker)
+                self._left_behind.append(maker)
+        for _ in over:
+            self._hire()
+
+    def _work(self, maker: "_Maker") -> None:
         while True:
             wanted = self._wanted.get()
             if wanted is _Order.END:
@@ -111,10 +143,17 @@ class GuideMaker:
                 # Imports hold the interpreter, so that whoever computes steps would wait for a
                 # thread that gives way to all others.
                 self._load_all()
-            else:
-                # Threads that compile give way to those that compute steps.
-                lower(threading.current_thread(), _NICENESS)
-                self._prepared.put(self._prepare(*wanted))
+                continue
+            # Threads that compile give way to those that compute steps.
+            lower(threading.current_thread(), _NICENESS)
+            request_id, request = wanted
+            maker.request_id = request_id
+            prepared = self._prepare(request_id, request, maker)
+            with self._leaving:
+                if maker.request_id is None:
+                    return
+                maker.request_id = maker.clock = None
+                self._prepared.put(prepared)
 
     def _load_all(self) -> None:
         try:
@@ -124,11 +163,11 @@ class GuideMaker:
         except StartupError as error:
             _log.info("not every grammar can be enforced", cause=str(error))
 
-    def _prepare(self, request_id: int, request: GenerationRequest) -> Prepared:
+    def _prepare(self, request_id: int, request: GenerationRequest, maker: "_Maker") -> Prepared:
         try:
             backends = self._load()
             guides = [self._make(request, backends) for _ in range(request.num_outputs)]
-            _catch_up(guides, request, backends.vocabulary)
+            self._catch_up(guides, request, maker)
         except GrammarError as error:
             return Prepared(request_id=request_id, error=error)
         except StartupError as error:
@@ -139,11 +178,7 @@ class GuideMaker:
     def _load(self) -> Backends:
         with self._loading:
             if self._backends is None:
-                self._backends = Backends.load(
-                    self._checkpoint,
-                    vocabulary_size=self._vocabulary_size,
-                    large_bytes=self._cache_bytes,
-                )
+                self._backends = self._load_backends()
             return self._backends
 
     def _make(self, request: GenerationRequest, backends: Backends) -> Guide:
@@ -155,6 +190,25 @@ class GuideMaker:
             backend=backends[grammar.backend] if grammar is not None else None,
             gate=self._gate(thinking, backends.vocabulary) if thinking is not None else None,
         )
+
+    def _catch_up(self, guides: list[Guide], request: GenerationRequest, maker: "_Maker") -> None:
+        """Brings guides behind output that was generated before, and has first masks computed.
+
+        Each token has the time that a token of a step has.
+        """
+        resumed = np.zeros(0, np.int32)
+        if request.num_resumed_tokens:
+            resumed = np.frombuffer(request.prompt, np.int32)[-request.num_resumed_tokens :]
+        scratch = np.zeros((1, mask_words(self._load().vocabulary.size)), np.int32)
+        for guide in guides:
+            for token_id in resumed.tolist():
+                maker.clock = TokenClock(maker.thread, guide)
+                guide.accept(token_id)
+            maker.clock = clock = TokenClock(maker.thread, guide)
+            if guide.restricts:
+                guide.fill(scratch)
+            if clock.used_s() - clock.excused_s() > self._step_limit_s:
+                raise too_complex(self._step_limit_s)
 
     def _gate(self, thinking: Thinking, vocabulary: Vocabulary) -> ThinkingGate:
         with self._loading:
@@ -171,6 +225,24 @@ class GuideMaker:
                 "ended after a number of tokens.",
             )
         return ThinkingGate(thinking, marker)
+
+
+class _Maker:
+    """A thread that makes guides, and what it is at."""
+
+    def __init__(self) -> None:
+        self.thread = threading.Thread()
+        self.request_id: int | None = None
+        """None where it rests, or is left behind."""
+        self.clock: TokenClock | None = None
+        """Of the token that it is at, if any."""
+
+    def is_over(self, limit_s: float) -> bool:
+        """Returns whether it is at a token for longer than that."""
+        clock = self.clock
+        if self.request_id is None or clock is None:
+            return False
+        return clock.is_over(limit_s, excused_s=clock.excused_s())
 
 
 class GrammarCache:
@@ -205,16 +277,3 @@ class GrammarCache:
         while num_bytes > self._max_bytes and self._compiled:
             grammar, _ = self._compiled.popitem(last=False)
             num_bytes -= sizes[grammar]
-
-
-def _catch_up(guides: list[Guide], request: GenerationRequest, vocabulary: Vocabulary) -> None:
-    """Brings guides behind output that was generated before, and has the first masks computed."""
-    resumed = np.zeros(0, np.int32)
-    if request.num_resumed_tokens:
-        resumed = np.frombuffer(request.prompt, np.int32)[-request.num_resumed_tokens :]
-    scratch = np.zeros((1, mask_words(vocabulary.size)), np.int32)
-    for guide in guides:
-        for token_id in resumed.tolist():
-            guide.accept(token_id)
-        if guide.restricts:
-            guide.fill(scratch)
