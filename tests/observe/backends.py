@@ -44,6 +44,8 @@ class Phoenix:
             command=[str(executable), "serve"],
             is_ready=lambda: answers(f"{self.url}/healthz"),
             environ=environ,
+            # It brings its database forward, which takes minutes on a busy machine.
+            start_limit_s=600.0,
         )
 
     def spans(self) -> list[Span]:
