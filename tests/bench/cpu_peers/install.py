@@ -113,7 +113,8 @@ def install_llama_cpp(places: Places, jobs: int) -> None:
     ninja = ("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}")
     build = places.llama_cpp / "build"
     llama_cpp = source / "vendor" / "llama.cpp"
-    options = (*LLAMA_CPP_OPTIONS, *LLAMA_CPP_NO_TILES, *llama_cpp_sets(Path("/proc/cpuinfo").read_text()))
+    sets = llama_cpp_sets(Path("/proc/cpuinfo").read_text())
+    options = (*LLAMA_CPP_OPTIONS, *LLAMA_CPP_NO_TILES, *sets)
     run(tools / "cmake", *ninja, "-S", llama_cpp, "-B", build, *options)
     run(tools / "cmake", "--build", build, "--target", "llama-server", "-j", str(jobs))
 
