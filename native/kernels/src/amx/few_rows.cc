@@ -134,20 +134,18 @@ class Pair {
   // Unpacks a slice while the one before is multiplied. A tile is loaded half a slice after it was
   // written, and multiplied half a slice after that: nothing waits for it, for it is there by then.
   void multiply() {
-    Prefetching prefetching(work_.upcoming, work_.num_slices);
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (std::int64_t slice = 0; slice < work_.num_slices; ++slice) {
-      prefetching.step();
       slices_.begin(slice);
-      slices_.write(0, tile_of(slice, 0));
+      slices_.template write<0>(tile_of(slice, 0));
       if (slice > 0) {
         multiply_first();
         load_second(slice - 1);
       }
-      slices_.write(1, tile_of(slice, 1));
+      slices_.template write<1>(tile_of(slice, 1));
       if (slice > 0) {
         multiply_second();
       }

@@ -174,17 +174,16 @@ void transpose(const std::byte* rows, std::byte* pairs) {
 
 template <WeightFormat format>
 void unpack_integers(const Unpacking& work) {
-  Prefetching prefetching(work.upcoming, work.num_slices);
   amx::Slices<format> slices(work);
   auto* tile = static_cast<std::byte*>(work.tiles);
   alignas(64) std::byte rows[kTileBytes];
   for (std::int64_t slice = 0; slice < work.num_slices; ++slice) {
-    prefetching.step();
     slices.begin(slice);
-    for (int half = 0; half < 2; ++half, tile += kTileBytes) {
-      slices.write(half, rows);
-      transpose(rows, tile);
-    }
+    slices.template write<0>(rows);
+    transpose(rows, tile);
+    slices.template write<1>(rows);
+    transpose(rows, tile + kTileBytes);
+    tile += 2 * kTileBytes;
   }
 }
 

@@ -246,7 +246,7 @@ template <WeightFormat format>
 class Slices {
  public:
   explicit Slices(const Unpacking& work)
-      : block_(work.blocks), last_(work.num_slices - 1), row_scales_(work.row_scales) {
+      : work_(work), block_(work.blocks), ahead_(work.blocks), last_(work.num_slices - 1) {
     load_lines_of(0);
   }
 
@@ -256,31 +256,53 @@ class Slices {
       block_ += block_bytes(format);
     }
     lines_ = &ring_[slice % 2 * 2];
+    const std::int64_t ahead = slice + kSlicesAhead - work_.num_slices;
+    if (ahead < 0) {
+      ahead_ = block_ + kSlicesAhead * block_bytes(format);
+    } else if (work_.upcoming.num_bytes > 0) {
+      ahead_ = work_.upcoming.first + ahead * block_bytes(format);
+    }
     if (slice < last_) {
       load_lines_of(slice + 1);
     }
   }
 
-  __attribute__((always_inline)) void write(int half, std::byte* tile) const {
+  template <int half>
+  __attribute__((always_inline)) void write(std::byte* tile) const {
     OutputRows<format>::unpack(tile_weights(block_, format, half), lines_[half],
                                [&](auto c, __m512i row) __attribute__((always_inline)) {
                                  _mm512_store_si512(tile + c * 64, row);
+                                 ask_for<half * kPanel + c>();
                                });
   }
 
  private:
+  // Enough for memory to answer; of what lies further ahead, some is gone when its turn comes.
+  static constexpr int kSlicesAhead = 8;
+
+  // A block's lines are asked for evenly over its outputs.
+  template <int output>
+  __attribute__((always_inline)) void ask_for() const {
+    constexpr int kLines = static_cast<int>(block_bytes(format) / 64);
+    constexpr int kLine = output * kLines / kPair;
+    if constexpr (kLine < (output + 1) * kLines / kPair) {
+      __builtin_prefetch(ahead_ + kLine * 64);
+    }
+  }
+
   // Of the slice behind the present one, or of the first.
   __attribute__((always_inline)) void load_lines_of(std::int64_t slice) {
     const std::byte* const block = slice == 0 ? block_ : block_ + block_bytes(format);
     for (int half = 0; half < 2; ++half) {
-      load_lines<format>(tile_scales(block, format, half), row_scales_ + half * kPanel,
+      load_lines<format>(tile_scales(block, format, half), work_.row_scales + half * kPanel,
                          ring_[slice % 2 * 2 + half]);
     }
   }
 
+  const Unpacking& work_;
   const std::byte* block_;
+  const std::byte* ahead_;
   const std::int64_t last_;
-  const float* const row_scales_;
   const Lines* lines_ = nullptr;
   Lines ring_[4];
 };
