@@ -218,7 +218,7 @@ def test_cuts_of_a_prompt_and_its_neighbours_change_no_bit(device, dtype) -> Non
     cache = Cache(device, dtype, (4, 2, 16), norm=True)
     config = replace(PREFILL, one_loop=True)
     prompt = cache.qkv(30)
-    whole = cache.prefill(prompt.clone(), [(0, 0, 30)], config)
+    whole = cache.prefill(prompt.clone(), [(2, 0, 30)], config)
 
     first = cache.prefill(torch.cat((cache.qkv(3), prompt[:13])), [(1, 0, 3), (0, 0, 13)], config)
     second = cache.prefill(prompt[13:29].clone(), [(0, 13, 16)], config)
