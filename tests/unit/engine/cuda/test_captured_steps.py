@@ -42,11 +42,16 @@ def expected(checkpoint):
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"max_rows": 3}, {"chunk_tokens": 16}, {"prefix_reuse": False}, {"block_tokens": 32}],
+    ("captured", "settings"),
+    [
+        (False, {}),
+        (True, {}),
+        (True, {"max_rows": 3}),
+        (True, {"chunk_tokens": 16}),
+        (True, {"block_tokens": 32}),
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("captured", [True, False])
 def test_tokens_are_those_of_the_plain_executor(checkpoint, expected, settings, captured):
     config = config_of(**settings)
     model, _ = load_on_cpu(config, checkpoint, recorder=RecorderThatRepeats() if captured else None)
@@ -85,14 +90,17 @@ def mixed_requests():
     }
 
 
-@pytest.mark.parametrize("run_ahead", [0, 1, 2])
-@pytest.mark.parametrize("fault_pause_every", [0, 5])
-def test_ahead_and_paused_requests_say_the_same(checkpoint, run_ahead, fault_pause_every):
-    plain = config_of()
+@pytest.fixture(scope="module")
+def said(checkpoint):
+    """What the mixed requests say without steps ahead, launched part by part."""
+    config = config_of()
+    model, _ = load_on_cpu(config, checkpoint, recorder=None)
+    return run_loop(model, config, checkpoint, mixed_requests())[0]
+
+
+@pytest.mark.parametrize(("run_ahead", "fault_pause_every"), [(0, 0), (1, 0), (1, 5), (2, 5)])
+def test_ahead_and_paused_requests_say_the_same(checkpoint, said, run_ahead, fault_pause_every):
     config = config_of(run_ahead=run_ahead, fault_pause_every=fault_pause_every)
-    said, _ = run_loop(
-        load_on_cpu(plain, checkpoint, recorder=None)[0], plain, checkpoint, mixed_requests()
-    )
     model, _ = load_on_cpu(config, checkpoint, recorder=RecorderThatRepeats())
 
     tokens, stats = run_loop(model, config, checkpoint, mixed_requests())
