@@ -1,7 +1,6 @@
 #include "antiphon/kernels/checksum.h"
 
 #include <array>
-#include <bit>
 #include <cstring>
 
 namespace antiphon::kernels {
@@ -11,10 +10,13 @@ namespace {
 constexpr std::size_t kLanes = 8;  // so that a multiplication needn't wait for the one before
 constexpr std::size_t kWord = sizeof(std::uint64_t);
 constexpr std::uint64_t kFactor = 0x9E3779B97F4A7C15;  // odd: nothing is lost
-constexpr int kTurn = 29;                              // brings upper bits down
+constexpr int kHalf = 32;
 
 std::uint64_t mix(std::uint64_t sum, std::uint64_t word) {
-  return std::rotl((sum ^ word) * kFactor, kTurn);
+  const std::uint64_t product = (sum ^ word) * kFactor;
+  // Brings upper bits down and keeps them above: were they only turned, the highest bit of a word
+  // would look like another bit of the lane's next.
+  return product ^ (product >> kHalf);
 }
 
 }  // namespace
