@@ -30,8 +30,8 @@ py::array_t<std::int64_t> draw_nucleus(const py::handle& weights, const py::hand
   const py::gil_scoped_release released;
   NucleusDraw draw;
   for (std::size_t row = 0; row < num_rows; ++row) {
-    out[row] = static_cast<std::int64_t>(
-        draw({weight + row * width, width}, share[row], uniform[row]));
+    out[row] =
+        static_cast<std::int64_t>(draw({weight + row * width, width}, share[row], uniform[row]));
   }
   return drawn;
 }

@@ -51,9 +51,8 @@ void NucleusDraw::collect(std::span<const float> weights, std::size_t bin) {
       members_.push_back(static_cast<std::uint32_t>(i));
     }
   }
-  std::stable_sort(members_.begin(), members_.end(), [&](std::uint32_t a, std::uint32_t b) {
-    return weights[a] > weights[b];
-  });
+  std::stable_sort(members_.begin(), members_.end(),
+                   [&](std::uint32_t a, std::uint32_t b) { return weights[a] > weights[b]; });
 }
 
 std::size_t NucleusDraw::operator()(std::span<const float> weights, double share, double uniform) {

@@ -33,15 +33,14 @@ struct NaiveNucleus {
 
   // Whether `index` is what `uniform` picks, give or take rounding.
   bool allows(std::size_t index, double uniform) const {
-    const auto place = static_cast<std::size_t>(
-        std::find(order.begin(), order.end(), index) - order.begin());
+    const auto place =
+        static_cast<std::size_t>(std::find(order.begin(), order.end(), index) - order.begin());
     if (place >= sums.size()) {
       return false;
     }
     const double slack = 1e-9 * sums.back();
     const double target = uniform * sums.back();
-    return sums[place] >= target - slack &&
-           (place == 0 || sums[place - 1] <= target + slack);
+    return sums[place] >= target - slack && (place == 0 || sums[place - 1] <= target + slack);
   }
 };
 
