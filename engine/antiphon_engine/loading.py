@@ -83,7 +83,7 @@ def _load_cuda(
 
     model = parse_model_config(Fields.read(checkpoint / "config.json"))
     dtype = model_dtype(config, model)
-    refuse_quantization(config)
+    refuse_quantization(config, Device("cuda"))
     lacking = lacking_capability(torch.cuda.get_device_capability()) or supports(model, dtype)
     if lacking is not None:
         _log.warning("PyTorch's operators compute the model: much slower", reason=lacking)

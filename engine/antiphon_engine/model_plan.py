@@ -79,7 +79,7 @@ class ModelPlanner:
         asked = _quantization(self._config)
         by_torch = self._config.cpu_kernels == _TORCH or self._device.is_cuda
         if by_torch:
-            refuse_quantization(self._config)
+            refuse_quantization(self._config, self._device)
         if by_torch or self._registry is not None:
             return self._plan_torch(model)
         return self._plan_kernels(model, asked, stored_kinds(checkpoint))
@@ -157,11 +157,11 @@ def _quantization(config: EngineConfig) -> Quantization:
         ) from None
 
 
-def refuse_quantization(config: EngineConfig) -> None:
+def refuse_quantization(config: EngineConfig, device: Device) -> None:
     """Raises StartupError where the settings ask for what only the CPU's own kernels do."""
     if _quantization(config) in (Quantization.AUTO, Quantization.NONE):
         return
-    where = "engine.device = cuda" if config.device == "cuda" else f"engine.cpu_kernels = {_TORCH}"
+    where = "engine.device = cuda" if device.is_cuda else f"engine.cpu_kernels = {_TORCH}"
     raise StartupError(
         f"engine.quantization = {config.quantization} is not supported with {where}: the CPU's "
         f"own kernels alone quantize; set it to {Quantization.NONE}, or compute on the CPU with "

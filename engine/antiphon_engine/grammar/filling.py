@@ -192,7 +192,7 @@ class MaskFiller:
         assert worker.task is not None
         self._expect_no_more_of(worker.task)
         worker.task.done = True
-        worker.task = None
+        worker.task = worker.clock = None
         worker.lane.workers.remove(worker)
         lower_to_leftovers(worker.thread)
         self._left_behind.append(worker)
@@ -211,7 +211,7 @@ class MaskFiller:
                     return
                 self._keep(worker, scratch, error)
             # A thread that waits for its next task keeps nothing of the last request.
-            del task
+            del task, error
 
     def _next(self, worker: "_Worker") -> FillTask | None:
         """Waits for a task; None: the thread is to end."""
@@ -241,7 +241,7 @@ class MaskFiller:
         self.fill_time_ns += round(1e9 * used_s)
         self.num_filled += 1
         task.done = True
-        worker.task = None
+        worker.task = worker.clock = None
         self._num_awaited -= task.awaited
         if not self._num_awaited:
             self._changed.notify_all()
@@ -266,7 +266,7 @@ class _Worker:
         self.task: FillTask | None = None
         """None where it rests, or where nobody waits for what it does."""
         self.clock: TokenClock | None = None
-        """Of the task that it began with last."""
+        """Of its task."""
 
     def begin(self, task: FillTask) -> FillTask:
         """Notes that the calling thread, which is this worker's, begins with a task."""

@@ -30,6 +30,11 @@ _LOOK_EVERY_S = 0.03
 """Processor time of masks between two looks at the fuel: a look takes half a millisecond."""
 _LEAST_MASKS = 16
 """A lexer that was at its limit in fewer will be so again and again."""
+_STEP_FUEL = 200_000
+"""Expressions that a mask may make, about."""
+_LATER_STEP_FUEL = 5 * _STEP_FUEL
+"""For a lexer that takes another's place: it finds out at once what that one did over many masks.
+Time is limited beside it, for whoever makes masks."""
 _FUEL = re.compile(r'"lexer_cost": (\d+)')
 _FAR = 1 << 30
 
@@ -129,7 +134,7 @@ class LexerSource:
     def share(self) -> Lexer:
         """Returns the lexer of outputs that begin. Raises GrammarError: there is no room for it."""
         with self._changing:
-            return self._shared() or self._share(self._first_num_states)
+            return self._shared() or self._share(self._first_num_states, _STEP_FUEL)
 
     def next_shared(self, lexer: Lexer) -> Lexer | None:
         """Returns what those go on with who share a lexer that is at its limit.
@@ -141,11 +146,11 @@ class LexerSource:
             if shared is not None and shared is not lexer:
                 return shared
             num_states = lexer.next_num_states
-            return None if num_states is None else self._share(num_states)
+            return None if num_states is None else self._share(num_states, _LATER_STEP_FUEL)
 
     def own(self, num_states: int) -> Lexer:
         """Returns a lexer for one output alone. Raises GrammarError: there is no room for it."""
-        return self._make(num_states)
+        return self._make(num_states, _LATER_STEP_FUEL)
 
     def forget(self, lexer: Lexer) -> None:
         """Lets outputs that begin share a lexer no more that is broken."""
@@ -154,28 +159,28 @@ class LexerSource:
                 self._kept = None
                 self._shared = _nothing
 
-    def _share(self, num_states: int) -> Lexer:
-        lexer = self._make(num_states)
+    def _share(self, num_states: int, step_fuel: int) -> Lexer:
+        lexer = self._make(num_states, step_fuel)
         self._kept = None if lexer.is_large else lexer
         self._shared = weakref.ref(lexer)
         return lexer
 
-    def _make(self, num_states: int) -> Lexer:
+    def _make(self, num_states: int, step_fuel: int) -> Lexer:
         """Compiles the grammar with the least room from that on in which its beginning fits."""
         for more in NUM_STATES[NUM_STATES.index(num_states) :]:
             try:
                 if more > _MOST_KEPT:
-                    return self._large_lexers.make(partial(self._compile, more), more)
-                return Lexer(self._compile(more), more)
+                    return self._large_lexers.make(partial(self._compile, more, step_fuel), more)
+                return Lexer(self._compile(more, step_fuel), more)
             except GrammarError as error:
                 if not is_of_states(error) or more == NUM_STATES[-1]:
                     raise
         raise AssertionError("the last size returns or raises")
 
-    def _compile(self, num_states: int) -> LLMatcher:
+    def _compile(self, num_states: int, step_fuel: int) -> LLMatcher:
         return self._compile_with(
             LLParserLimits(
-                step_lexer_fuel=200_000,
+                step_lexer_fuel=step_fuel,
                 step_max_items=50_000,
                 max_lexer_states=num_states,
                 verbose_errors=True,  # The fuel is told nowhere else.

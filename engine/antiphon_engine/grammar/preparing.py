@@ -154,6 +154,8 @@ class GuideMaker:
                     return
                 maker.request_id = maker.clock = None
                 self._prepared.put(prepared)
+            # Or it would hold them until it gets the next.
+            del wanted, request, prepared
 
     def _load_all(self) -> None:
         try:
