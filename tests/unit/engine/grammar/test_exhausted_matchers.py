@@ -15,7 +15,7 @@ NUM_BYTES = 256
 
 
 @pytest.mark.parametrize(
-    "pattern", [r"((x{1,500}){1,500}){1,500}", r"(\p{L}{0,900}\d{0,900}){0,900}"]
+    "pattern", [r"((x{1,500}){1,500}){1,500}", r"((\p{L}{1,500}){1,500}){1,500}"]
 )
 def test_a_pattern_that_grows_without_bound_fails_the_output_that_it_grows_with_alone(pattern: str):
     tokens = tuple(bytes([value]) for value in range(NUM_BYTES))
@@ -32,7 +32,7 @@ def test_a_pattern_that_grows_without_bound_fails_the_output_that_it_grows_with_
             (fault,) = backend.fill([matcher], masks, [0])
             if fault is not None:
                 raise fault
-            matcher.accept(ord("x") if "x" in pattern else chooser.choice(b"abc019"))
+            matcher.accept(ord("x") if "x" in pattern else chooser.choice(b"abc"))
 
     begun, at_the_start = compiled.matcher(), compiled.matcher()
     follow(begun, 3)
