@@ -1,6 +1,7 @@
 """Captured steps: recorded once, and launched by one call each."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Protocol, TypeAlias, TypeVar
 
 import torch
@@ -61,6 +62,6 @@ def record_all(
     """
     replays: dict[_Size, Replay] = {}
     for done, size in enumerate(reversed(sizes), start=1):
-        replays[size] = recorder.record(lambda size=size: launch(size))  # type: ignore[misc]
+        replays[size] = recorder.record(partial(launch, size))
         on_progress("capture", done, len(sizes))
     return replays

@@ -13,11 +13,11 @@ from antiphon_engine.api.messages import SamplingParams, StopParams
 from antiphon_engine.engine_process import warm_up
 from antiphon_engine.loading import load_model
 from support.greedy_engine import GreedyEngine
+from support.greedy_reference import reference_outputs
 from support.loop_harness import request, running_loop_of
 from support.tiny_checkpoints import (
     FAMILIES,
     TinyModel,
-    load_reference,
     make_checkpoint,
     prompts,
 )
@@ -44,18 +44,7 @@ def told(request, tmp_path_factory) -> tuple[Path, list[list[int]]]:
     checkpoint = make_checkpoint(
         tmp_path_factory.mktemp(request.param), TinyModel(family=request.param)
     )
-    model = load_reference(checkpoint)
-    outputs = []
-    for prompt in PROMPTS:
-        whole = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=NUM_OUTPUT_TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        outputs.append(whole[0, len(prompt) :].tolist())
+    outputs = reference_outputs(checkpoint, PROMPTS, num_tokens=NUM_OUTPUT_TOKENS)
     return checkpoint, outputs
 
 

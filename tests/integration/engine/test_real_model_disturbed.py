@@ -18,8 +18,9 @@ from antiphon_engine.api.messages import (
 )
 from antiphon_engine.executor import Executor
 from antiphon_engine.loading import describe
+from support.greedy_reference import reference_outputs
 from support.loop_harness import LoopHarness, request, running_loop_of
-from support.tiny_checkpoints import load_reference, make_checkpoint, prompts
+from support.tiny_checkpoints import make_checkpoint, prompts
 
 NUM_OUTPUT_TOKENS = 14
 STOP = StopParams(max_output_tokens=NUM_OUTPUT_TOKENS)
@@ -56,18 +57,7 @@ class Reference:
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("model"))
-    model = load_reference(checkpoint)
-    outputs = []
-    for prompt in PROMPTS:
-        whole = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=NUM_OUTPUT_TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        outputs.append(whole[0, len(prompt) :].tolist())
+    outputs = reference_outputs(checkpoint, PROMPTS, num_tokens=NUM_OUTPUT_TOKENS)
     return Reference(checkpoint, outputs)
 
 
