@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 import shlex
 from collections.abc import Sequence
@@ -46,9 +47,14 @@ def pytest_xdist_setupnodes(specs: Sequence[Any]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keeps what stays for the whole run, millions of objects, out of every search for cycles."""
+    """Keeps what stays for the whole run, millions of objects, out of what each test looks at."""
     gc.collect()
     gc.freeze()
+    # What pytest catches, it catches of each that stands alone by itself: torch's fifty would take
+    # a millisecond a test.
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch") and isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 @pytest.fixture(scope="session")

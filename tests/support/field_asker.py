@@ -48,6 +48,9 @@ CACHE = {"cached_prompt_tokens", "residency"}
 UNTOLD = TIMES | CACHE | PIECES
 """Fields that differ from call to call."""
 
+_HISTORY = "history"
+"""A session whose forks save each call the turns before it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -66,6 +69,7 @@ class Asker:
         self._engine = engine
         self._numbers = itertools.count(1)
         self._known: dict[tuple[str, bytes], Outcome] = {}
+        self._has_history = False
 
     async def outcome(self, name: str, request: Message) -> Outcome:
         key = (name, request.SerializeToString(deterministic=True))
@@ -75,9 +79,8 @@ class Asker:
 
     async def _ask(self, name: str, request: Message) -> Outcome:
         session = f"s{next(self._numbers):04}"
-        about_session = METHODS[name].containing_service.name == "SessionService"
-        changes_session = about_session and name != "ListSessions"
-        if changes_session:
+        names = _sessions_in(name, request)
+        if "SESSION" in names:
             await self._prepare(session)
         num_before = len(self._engine.requests)
         answers: list[Message] = []
@@ -91,16 +94,16 @@ class Asker:
             status = f"{error.code()} {error.details()}"
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 refused = dict(details_of(error)["ErrorInfo"].metadata)
-        if changes_session:
-            answers += [without(left, UNTOLD) for left in await self._left(session)]
+        left = await self._left([each.replace("SESSION", session) for each in names])
+        answers += [without(each, UNTOLD) for each in left]
         submitted = [each.request for each in self._engine.requests[num_before:]]
         seen = f"{status} {joined(answers)} {submitted}".replace(session, "SESSION")
         return Outcome(seen=re.sub(r"[0-9a-f]{32}", "DRAWN", seen), refused=refused)
 
-    async def _left(self, session: str) -> list[Message]:
-        """Returns what there is of the session, and of one that was made beside it."""
+    async def _left(self, sessions: Sequence[str]) -> list[Message]:
+        """Returns what there is of sessions."""
         left: list[Message] = []
-        for name in (f"sessions/{session}", f"sessions/new-{session}"):
+        for name in (f"sessions/{session}" for session in sessions):
             with contextlib.suppress(grpc.aio.AioRpcError):
                 left.append(
                     await self._server.sessions.GetSession(session_pb2.GetSessionRequest(name=name))
@@ -115,18 +118,28 @@ class Asker:
     async def _prepare(self, session: str) -> None:
         """Makes a session with two turns in its history and one that failed."""
         sessions = self._server.sessions
-        defaults = GenerationConfig(sampling={"top_k": 9})
-        await sessions.CreateSession(
-            CreateSessionRequest(session_id=session, session=Session(defaults=defaults))
+        if not self._has_history:
+            defaults = GenerationConfig(sampling={"top_k": 9})
+            await sessions.CreateSession(
+                CreateSessionRequest(session_id=_HISTORY, session=Session(defaults=defaults))
+            )
+            for turn_id in ("t1", "t2"):
+                await self._run_turn(_HISTORY, turn_id, CONFIG)
+            self._has_history = True
+        await sessions.ForkSession(
+            session_pb2.ForkSessionRequest(name=f"sessions/{_HISTORY}", session_id=session)
         )
-        for turn_id in ("t1", "t2", "t3"):
-            start = StartTurn(turn_id=turn_id, items=[user("hi")], config=CONFIG)
-            if turn_id == "t3":
-                start.config.stop.max_output_tokens = 1_000_000
-            run = session_pb2.RunTurnRequest(session=f"sessions/{session}", turn=start)
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                async for _ in sessions.RunTurn(run):
-                    pass
+        too_long = GenerationConfig()
+        too_long.CopyFrom(CONFIG)
+        too_long.stop.max_output_tokens = 1_000_000
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await self._run_turn(session, "t3", too_long)
+
+    async def _run_turn(self, session: str, turn_id: str, config: GenerationConfig) -> None:
+        start = StartTurn(turn_id=turn_id, items=[user("hi")], config=config)
+        run = session_pb2.RunTurnRequest(session=f"sessions/{session}", turn=start)
+        async for _ in self._server.sessions.RunTurn(run):
+            pass
 
     async def _call(self, name: str, request: Message, session: str) -> AsyncIterator[Message]:
         method = METHODS[name]
@@ -154,6 +167,14 @@ class Asker:
             yield answer
             if name == "WatchEngineStats":
                 return
+
+
+def _sessions_in(name: str, request: Message) -> list[str]:
+    """Returns the placeholders of the sessions that a request reads, changes or makes."""
+    text = json_format.MessageToJson(request)
+    opens = name == "Converse" and not request.HasField("open")
+    found = {"SESSION"} if opens else set()
+    return sorted(found | set(re.findall(r"(?:new-)?SESSION", text)))
 
 
 def placed(request: Message, session: str) -> Message:
