@@ -77,20 +77,23 @@ class Runner:
         process: subprocess.Popen[str] | ForkedProcess
         environment = {**_environment(), "HOME": str(self.directory), **dict(environ)}
         if self._engine_command is None:
-            process = self._spawn(words, environment, streams)
+            command = ["antiphon_cli.main", "serve", *words]
+            process = self._spawn(command, environment, streams)
+        elif streams:
+            command = ["support.serve_by_forks", json.dumps([*self._engine_command]), *words]
+            environment["PYTHONPATH"] = str(Path(__file__).parents[1])
+            process = self._spawn(command, environment, streams)
         else:
-            assert not streams
             command = ["antiphon_serve", json.dumps([*self._engine_command]), *words]
             process = ForkedProcess(command, environ=environment, directory=self.directory)
         self.commands.append(Command(process))
         return self.commands[-1]
 
     def _spawn(
-        self, words: Sequence[str], environ: Mapping[str, str], streams: str
+        self, command: Sequence[str], environ: Mapping[str, str], streams: str
     ) -> subprocess.Popen[str]:
-        antiphon = [sys.executable, "-m", "antiphon_cli.main", "serve"]
         return subprocess.Popen(
-            ["sh", "-c", f'exec "$@" {streams}', "sh", *antiphon, *words],
+            ["sh", "-c", f'exec "$@" {streams}', "sh", sys.executable, "-m", *command],
             env=environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -144,7 +147,7 @@ def engines_of(process_id: int) -> list[int]:
     Where a child stands for a fork, that is the engine.
     """
     children = [child for child in children_of(process_id) if not _checks_constraints(child)]
-    return [_forked_by(child) or child for child in children]
+    return [fork_of(child) or child for child in children]
 
 
 def checkers_of(process_id: int) -> list[int]:
@@ -152,8 +155,8 @@ def checkers_of(process_id: int) -> list[int]:
     return [child for child in children_of(process_id) if _checks_constraints(child)]
 
 
-def _forked_by(launcher_id: int) -> int | None:
-    """Returns the id of the fork that a launcher stands for; None: it is no launcher."""
+def fork_of(launcher_id: int) -> int | None:
+    """Returns the id of the process that a launcher stands for; None: it is no launcher."""
     try:
         title = Path(f"/proc/{launcher_id}/comm").read_text()
     except OSError:

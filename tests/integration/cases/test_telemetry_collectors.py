@@ -14,7 +14,8 @@ from antiphon.v1.types_pb2 import GenerationConfig, Prompt, StopConditions
 
 from antiphon_server.telemetry.exporter_log import EXPORTER_LOGGERS
 from antiphon_server.telemetry.span_export import MAX_BATCH_SPANS
-from support.fake_engine_process import Behaviour, fake_engine_command
+from support.engine_zygote import fork_fake_engine, forked
+from support.fake_engine_process import Behaviour
 from support.hollow_checkpoint import save_hollow_checkpoint
 from support.otlp_sink import Mood, OtlpSink
 from support.scrapes import scrape
@@ -132,9 +133,10 @@ async def test_a_silent_collector_does_not_hold_up_the_servers_end(tmp_path: Pat
 async def started(directory: Path, sink: OtlpSink) -> Victim:
     """A server process over an engine process that computes nothing."""
     checkpoint = save_hollow_checkpoint(directory / "model")
-    engine = fake_engine_command(directory / "behaviour.json", Behaviour(alphabet=[300, 301]))
+    engine = fork_fake_engine(directory / "behaviour.json", Behaviour(alphabet=[300, 301]))
     settings = [f"model.source={checkpoint}", f"telemetry.otlp_endpoint={sink.endpoint}"]
-    server = await Victim.prepare(directory, settings, engine)
+    zygote = forked("torture.zygote")
+    server = await Victim.prepare(directory, settings, engine, command=zygote)
     await server.start()
     assert await server.wait_up(), server.log_path.read_text()
     return server

@@ -23,6 +23,7 @@ from antiphon_engine.api.messages import (
     ToFrontEnd,
 )
 from antiphon_engine.api.process import EngineStart, spawn_engine
+from support.engine_zygote import fork_script
 from support.scripted_engine import Script, write_script
 
 FROZEN = 66
@@ -45,7 +46,7 @@ asyncio.run(main())
 
 
 async def spawn(tmp_path: Path, script: Script) -> LinkedProcess:
-    command = write_script(tmp_path / "script.json", script)
+    command = fork_script(tmp_path / "script.json", script)
     start = EngineStart(config=EngineConfig(), checkpoint=str(tmp_path))
     return await spawn_engine(command, start)
 

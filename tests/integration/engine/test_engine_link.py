@@ -29,6 +29,15 @@ from support.engine_links import (
 )
 from support.engine_zygote import fork_script
 from support.scripted_engine import Script, write_script
+from support.serve_command import fork_of
+
+
+def engine_of(link: EngineLink) -> int:
+    """Returns the process id of a forked engine; the link knows its launcher's."""
+    assert link.process_id is not None
+    engine_id = fork_of(link.process_id)
+    assert engine_id is not None
+    return engine_id
 
 
 async def test_death_fails_what_runs_and_the_engine_is_started_again(tmp_path: Path) -> None:
@@ -62,12 +71,12 @@ async def test_death_fails_what_runs_and_the_engine_is_started_again(tmp_path: P
 
 
 async def test_query_fails_when_the_engine_dies_before_it_answers(tmp_path: Path) -> None:
-    async with running(tmp_path, Script(), write=write_script) as link:
-        assert link.process_id is not None
-        os.kill(link.process_id, signal.SIGSTOP)
+    async with running(tmp_path, Script()) as link:
+        engine_id = engine_of(link)
+        os.kill(engine_id, signal.SIGSTOP)
         query = asyncio.create_task(link.stats())
         await asyncio.sleep(0)
-        os.kill(link.process_id, signal.SIGKILL)
+        os.kill(engine_id, signal.SIGKILL)
 
         with pytest.raises(AntiphonError) as caught:
             await query
@@ -77,16 +86,16 @@ async def test_query_fails_when_the_engine_dies_before_it_answers(tmp_path: Path
 
 async def test_stalled_engine_takes_nothing_new_until_it_moves_again(tmp_path: Path) -> None:
     script = Script(texts={"*": TEXT})
-    async with running(tmp_path, script, write=write_script, stall_limit_s=2.0) as link:
-        assert link.process_id is not None
-        os.kill(link.process_id, signal.SIGSTOP)
+    async with running(tmp_path, script, stall_limit_s=2.0) as link:
+        engine_id = engine_of(link)
+        os.kill(engine_id, signal.SIGSTOP)
         stream = link.submit(request(66))
         await until(EngineState.STALLED, link)
         with pytest.raises(AntiphonError) as refused:
             link.submit(request(1))
         assert refused.value.reason is ErrorReason.ENGINE_DOWN
 
-        os.kill(link.process_id, signal.SIGCONT)
+        os.kill(engine_id, signal.SIGCONT)
         await until(EngineState.READY, link)
 
         assert await read_all(stream) == {0: TEXT_AND_END}
@@ -150,7 +159,7 @@ async def test_start_fails_with_the_engines_own_line(tmp_path: Path) -> None:
 
 
 async def test_start_fails_when_settings_do_not_go_together(tmp_path: Path) -> None:
-    command = write_script(tmp_path / "script.json", Script())
+    command = fork_script(tmp_path / "script.json", Script())
 
     with pytest.raises(StartupError, match="max_step_tokens"):
         await EngineLink.start(EngineConfig(max_step_tokens=8), tmp_path, command=command)

@@ -178,8 +178,10 @@ def test_second_server_on_a_session_store_fails_before_it_loads_a_model(
         (["--set", "model.name=a/b"], "model.name"),
     ],
 )
-def test_mistake_is_told_in_one_clear_line(runner: Runner, flags: list[str], told: str) -> None:
-    exit_status, log = runner.run(*flags)
+def test_mistake_is_told_in_one_clear_line(
+    quick_runner: Runner, flags: list[str], told: str
+) -> None:
+    exit_status, log = quick_runner.run(*flags)
 
     assert exit_status not in (0, None)
     assert told in log.strip().splitlines()[-1]
@@ -226,10 +228,16 @@ def test_unix_socket_is_served_and_a_stale_file_replaced(quick_runner: Runner) -
     assert answer.usage.output_tokens == 1
 
 
-@pytest.mark.parametrize("streams", ["<&- >&- 2>&-", ">/dev/full", "2>/dev/full"])
-def test_server_serves_whatever_became_of_its_standard_streams(
-    runner: Runner, streams: str
-) -> None:
+def test_server_and_engine_need_no_standard_streams(runner: Runner) -> None:
+    check_served_with(runner, "<&- >&- 2>&-")
+
+
+@pytest.mark.parametrize("streams", [">/dev/full", "2>/dev/full"])
+def test_server_serves_though_nobody_can_be_told(quick_runner: Runner, streams: str) -> None:
+    check_served_with(quick_runner, streams)
+
+
+def check_served_with(runner: Runner, streams: str) -> None:
     address = f"unix:{runner.directory / 'a.sock'}"
     command = runner.start("--listen", address, streams=streams)
     with grpc.insecure_channel(address) as channel:
