@@ -6,6 +6,7 @@ import structlog
 import torch
 
 from antiphon_engine.api.config import EngineConfig
+from antiphon_engine.api.errors import StartupError
 from antiphon_engine.api.process import EngineStart
 from antiphon_engine.checkpoint.fields import Fields
 from antiphon_engine.checkpoint.progress import OnProgress
@@ -13,7 +14,8 @@ from antiphon_engine.device import Device
 from antiphon_engine.engine_process import LoadedModel, ModelFacts
 from antiphon_engine.executor import Executor, WeightOrigin
 from antiphon_engine.model.config import parse_model_config
-from antiphon_engine.model_plan import model_dtype, refuse_quantization
+from antiphon_engine.model_plan import asked_quantization, model_dtype
+from antiphon_engine.quantization import ON_CUDA, Quantization
 
 _log = structlog.get_logger(__name__)
 
@@ -83,8 +85,13 @@ def _load_cuda(
 
     model = parse_model_config(Fields.read(checkpoint / "config.json"))
     dtype = model_dtype(config, model)
-    refuse_quantization(config, Device("cuda"))
-    lacking = lacking_capability(torch.cuda.get_device_capability()) or supports(model, dtype)
+    asked = asked_quantization(config, ON_CUDA, where="engine.device = cuda")
+    is_narrow = asked is Quantization.FP8
+    lacking = lacking_capability(torch.cuda.get_device_capability()) or supports(
+        model, dtype, narrow_weights=is_narrow
+    )
+    if lacking is not None and is_narrow:
+        raise StartupError(f"engine.quantization = {asked} can't be served here: {lacking}")
     if lacking is not None:
         _log.warning("PyTorch's operators compute the model: much slower", reason=lacking)
         return None
@@ -92,6 +99,11 @@ def _load_cuda(
     from antiphon_engine.cuda.loading import CudaLoad, load_cuda
 
     wanted = CudaLoad(
-        config=config, checkpoint=checkpoint, model=model, dtype=dtype, weights=weights
+        config=config,
+        checkpoint=checkpoint,
+        model=model,
+        dtype=dtype,
+        quantization=asked,
+        weights=weights,
     )
     return load_cuda(wanted, on_progress)

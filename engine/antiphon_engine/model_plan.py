@@ -1,6 +1,6 @@
 """How a model will be computed, and what its weights will take: decided before they are read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,6 @@ import torch
 from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.errors import StartupError
 from antiphon_engine.checkpoint.shards import stored_kinds
-from antiphon_engine.cpu.quantization import Quantization
 from antiphon_engine.cpu_topology import num_physical_cores
 from antiphon_engine.device import Device
 from antiphon_engine.model.base import LanguageModel, ModelRegistry
@@ -19,10 +18,17 @@ from antiphon_engine.model.config import ModelConfig
 from antiphon_engine.model.partition import Partition
 from antiphon_engine.model.registry import default_registry
 from antiphon_engine.prompt_scores import slice_tokens
+from antiphon_engine.quantization import BY_TORCH, ON_CPU, Quantization
 
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _TORCH: Final = "torch"
 _AUTO: Final = "auto"
+_BY_TORCH_ON_CPU: Final = f"engine.cpu_kernels = {_TORCH}"
+_KNOWN_ELSEWHERE: Final = {
+    Quantization.INT8: f"the CPU's own kernels quantize so, engine.cpu_kernels = {_AUTO}",
+    Quantization.INT4: f"the CPU's own kernels quantize so, engine.cpu_kernels = {_AUTO}",
+    Quantization.FP8: "the kernels for CUDA quantize so, engine.device = cuda",
+}
 _ISAS: Final = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 _FLOAT32_ISAS: Final = _ISAS[:3]
 """Those after them are for bfloat16."""
@@ -76,11 +82,12 @@ class ModelPlanner:
         Raises:
             StartupError: the settings ask for what there isn't on this device or this machine.
         """
-        asked = _quantization(self._config)
-        by_torch = self._config.cpu_kernels == _TORCH or self._device.is_cuda
-        if by_torch:
-            refuse_quantization(self._config, self._device)
-        if by_torch or self._registry is not None:
+        if self._device.is_cuda or self._config.cpu_kernels == _TORCH:
+            where = "PyTorch's operators on cuda" if self._device.is_cuda else _BY_TORCH_ON_CPU
+            asked_quantization(self._config, BY_TORCH, where=where)
+            return self._plan_torch(model)
+        asked = asked_quantization(self._config, ON_CPU, where="engine.device = cpu")
+        if self._registry is not None:
             return self._plan_torch(model)
         return self._plan_kernels(model, asked, stored_kinds(checkpoint))
 
@@ -147,26 +154,23 @@ def _dtype_name(config: EngineConfig, model: ModelConfig) -> str:
     return name
 
 
-def _quantization(config: EngineConfig) -> Quantization:
+def asked_quantization(
+    config: EngineConfig, known: Collection[Quantization], *, where: str
+) -> Quantization:
+    """Returns what the settings ask for. Raises StartupError where it isn't known there."""
     try:
-        return Quantization(config.quantization)
+        asked = Quantization(config.quantization)
     except ValueError:
-        known = ", ".join(Quantization)
+        names = ", ".join(Quantization)
         raise StartupError(
-            f"engine.quantization {config.quantization!r} is not supported: {known}"
+            f"engine.quantization {config.quantization!r} is not supported: {names}"
         ) from None
-
-
-def refuse_quantization(config: EngineConfig, device: Device) -> None:
-    """Raises StartupError where the settings ask for what only the CPU's own kernels do."""
-    if _quantization(config) in (Quantization.AUTO, Quantization.NONE):
-        return
-    where = "engine.device = cuda" if device.is_cuda else f"engine.cpu_kernels = {_TORCH}"
-    raise StartupError(
-        f"engine.quantization = {config.quantization} is not supported with {where}: the CPU's "
-        f"own kernels alone quantize; set it to {Quantization.NONE}, or compute on the CPU with "
-        f"engine.cpu_kernels = {_AUTO}"
-    )
+    if asked not in known:
+        raise StartupError(
+            f"engine.quantization = {asked} is not supported with {where}: {', '.join(known)} are; "
+            f"{_KNOWN_ELSEWHERE[asked]}"
+        )
+    return asked
 
 
 def _isa(config: EngineConfig, dtype: str) -> str:

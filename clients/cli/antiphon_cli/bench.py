@@ -45,6 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="DEVICE", default="cpu", help="cpu (default) or cuda")
     parser.add_argument("--dtype", metavar="DTYPE", help="auto, bfloat16 or float32")
     parser.add_argument(
+        "--quantization",
+        metavar="KIND",
+        help="how weights are kept: auto (as the model has them), none, int8, int4 or fp8 (cuda)",
+    )
+    parser.add_argument(
         "--workloads",
         type=_names,
         default=_WORKLOADS,
@@ -119,6 +124,8 @@ def _sets(arguments: argparse.Namespace) -> list[str]:
     sets.append(f"engine.device={arguments.device}")
     if arguments.dtype is not None:
         sets.append(f"engine.dtype={arguments.dtype}")
+    if arguments.quantization is not None:
+        sets.append(f"engine.quantization={arguments.quantization}")
     return sets + list(arguments.set)
 
 

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quantization",
         metavar="KIND",
-        help="how weights are kept: auto (as the model has them), none, int8 or int4",
+        help="how weights are kept: auto (as the model has them), none, int8, int4 or fp8 (cuda)",
     )
     parser.add_argument(
         "--insecure",

@@ -16,8 +16,8 @@ class EngineConfig:
     the machine has, or by the name of others: portable, avx2, avx512, avx512_bf16 or amx; or torch,
     PyTorch's operators, the reference."""
     quantization: str = "auto"
-    """How weights are kept on the CPU: auto (as the checkpoint has them), none (all in dtype), int8
-    or int4 (embedding and output matrix as int8)."""
+    """How weights are kept: auto (as the checkpoint has them), none (all in dtype); on the CPU int8
+    or int4 (embedding and output matrix as int8); on cuda fp8 (but for those two, 8-bit floats)."""
     packed_cache_bytes: int = 8 << 30
     """Disk space, in model.cache_dir, for weights as the CPU's kernels read them, so that later
     starts needn't pack them; 0: none."""

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from antiphon_engine import _kernels
-from antiphon_engine.cpu.quantization import Quantization
 from antiphon_engine.model.config import ModelConfig
 from antiphon_engine.model.transformer_weights import EMBEDDING, HEAD
+from antiphon_engine.quantization import Quantization
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

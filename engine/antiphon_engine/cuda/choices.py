@@ -18,7 +18,7 @@ import torch
 import triton
 
 from antiphon_engine.cuda.kernels.paged_attention import PagedConfig
-from antiphon_engine.cuda.kernels.products import Product, ProductConfig
+from antiphon_engine.cuda.kernels.products import Product, ProductConfig, can_scale_blocks
 
 _log = structlog.get_logger(__name__)
 
@@ -40,21 +40,37 @@ _ONE_ROW_TILES: Final = (
     (8, 512, 3, 4, 1), (16, 512, 2, 4, 1), (4, 1024, 3, 4, 1), (16, 256, 3, 4, 1),
     (32, 256, 2, 8, 1), (8, 512, 3, 4, 2),
 )  # fmt: skip
+_NARROW_TILES: Final = (
+    (64, 128, 4, 4, 1), (64, 256, 3, 4, 1), (64, 256, 4, 4, 1), (64, 128, 6, 4, 1),
+    (128, 128, 4, 8, 1), (128, 128, 4, 4, 1), (32, 256, 4, 4, 1), (16, 512, 3, 4, 1),
+    (64, 256, 3, 4, 2), (64, 256, 3, 4, 4), (64, 128, 4, 4, 4), (32, 256, 4, 4, 2),
+)  # fmt: skip
+_NARROW_ROW_TILES: Final = (
+    (8, 1024, 3, 4, 1), (4, 2048, 3, 4, 1), (16, 1024, 2, 4, 1), (16, 512, 3, 4, 1),
+    (8, 512, 4, 4, 1), (8, 1024, 3, 4, 2), (4, 1024, 4, 4, 1),
+)  # fmt: skip
 """Output features, input features, stages, warps, splits."""
 
 
 def candidates(product: Product, num_rows: int) -> list[ProductConfig]:
     """Returns what is worth measuring for a product of up to 64 rows."""
     is_one = num_rows == 1
-    found = [_config(tile, one_row=is_one) for tile in (_ONE_ROW_TILES if is_one else _TILES)]
+    if product.is_narrow:
+        found = [_config(tile) for tile in _NARROW_TILES]
+        if is_one:
+            found = [_config(tile, one_row=True) for tile in _NARROW_ROW_TILES] + found
+    else:
+        found = [_config(tile, one_row=is_one) for tile in (_ONE_ROW_TILES if is_one else _TILES)]
     return [config for config in found if _is_sensible(product, num_rows, config)]
 
 
 def default_config(product: Product, num_rows: int) -> ProductConfig | None:
-    """Returns what serves where nothing was measured; None: cuBLAS.
+    """Returns what serves where nothing was measured; None: cuBLAS, or what is plain.
 
     What was fastest for most matrices where it was measured, on one H200.
     """
+    if product.is_narrow:
+        return _default_narrow(product, num_rows)
     is_wide = product.num_out > _WIDE_OUT
     if num_rows > 64 or (is_wide and num_rows > 1):
         return None
@@ -66,6 +82,24 @@ def default_config(product: Product, num_rows: int) -> ProductConfig | None:
         wanted = [(64, 128, 4, 4, 1)]
         if product.num_out // 64 < _NUM_MULTIPROCESSORS:
             wanted.insert(0, (64, 128, 4, 4, 4))
+    found = [_config(tile, one_row=num_rows == 1) for tile in wanted]
+    sensible = (config for config in found if _is_sensible(product, num_rows, config))
+    return next(sensible, None)
+
+
+def _default_narrow(product: Product, num_rows: int) -> ProductConfig | None:
+    if num_rows > 64:
+        return None
+    if num_rows == 1:
+        wanted = [(8, 1024, 3, 4, 1), (4, 2048, 3, 4, 1), (8, 512, 4, 4, 1)]
+    else:
+        # Wide tiles of rows leave less room for those of weights.
+        wanted = [(64, 128, 4, 4, 1)]
+        if num_rows <= 32:
+            wanted.insert(0, (64, 256, 3, 4, 1))
+        if product.num_out // 64 < _NUM_MULTIPROCESSORS:
+            wanted = [(out, num_in, stages, warps, 4) for out, num_in, stages, warps, _ in wanted]
+            wanted.append((64, 128, 4, 4, 1))
     found = [_config(tile, one_row=num_rows == 1) for tile in wanted]
     sensible = (config for config in found if _is_sensible(product, num_rows, config))
     return next(sensible, None)
@@ -107,6 +141,8 @@ def _is_sensible(product: Product, num_rows: int, config: ProductConfig) -> bool
         return False
     if num_rows > 16 and config.block_out < 32:
         return False
+    if product.is_block_scaled and not can_scale_blocks(product, config):
+        return False
     if _shared_bytes(product, num_rows, config) > _SHARED_BYTES:
         return False
     is_even = product.num_out % config.block_out == 0
@@ -115,14 +151,18 @@ def _is_sensible(product: Product, num_rows: int, config: ProductConfig) -> bool
 
 _SHARED_BYTES: Final = 220 << 10
 """What a program may take of a multiprocessor's shared memory."""
+_NARROW_ROW_BYTES: Final = 2
+"""Of an element of the rows that are multiplied by 8-bit weights."""
 
 
 def _shared_bytes(product: Product, num_rows: int, config: ProductConfig) -> int:
     if config.one_row:
         return 0
     rows = max(16, 1 << (num_rows - 1).bit_length())
-    columns = rows + config.block_out * (2 if product.is_gate_up else 1)
-    return config.num_stages * config.block_in * columns * product.weight_NK.element_size()
+    weights = config.block_out * (2 if product.is_gate_up else 1)
+    weight_bytes = product.weight_NK.element_size()
+    row_bytes = _NARROW_ROW_BYTES if product.is_narrow else weight_bytes
+    return config.num_stages * config.block_in * (rows * row_bytes + weights * weight_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,4 +220,6 @@ def model_key(
     for kind, product in products.items():
         is_plain = product.norm_epsilon is None and product.bias_N is None
         parts += [kind, *product.weight_NK.shape, product.weight_NK.dtype, is_plain]
+        if product.is_block_scaled:
+            parts.append("blocks")
     return hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()[:16]

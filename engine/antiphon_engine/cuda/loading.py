@@ -23,6 +23,7 @@ from antiphon_engine.kv_tensors import HostKv, KvLayout, KvTensors
 from antiphon_engine.model.config import ModelConfig
 from antiphon_engine.model.partition import Partition
 from antiphon_engine.prompt_scores import slice_tokens
+from antiphon_engine.quantization import Quantization
 
 _log = structlog.get_logger(__name__)
 
@@ -38,7 +39,14 @@ class CudaLoad:
     checkpoint: Path
     model: ModelConfig
     dtype: torch.dtype
+    quantization: Quantization
+    """One that the kernels know."""
     weights: WeightOrigin
+
+    @property
+    def narrow_weights(self) -> bool:
+        """Whether layers' matrices are kept as 8-bit floats."""
+        return self.quantization is Quantization.FP8
 
     @property
     def context_tokens(self) -> int:
@@ -103,7 +111,7 @@ class _Loader:
             facts=ModelFacts(
                 architecture=model.architecture,
                 dtype=str(self._wanted.dtype).removeprefix("torch."),
-                quantization="",
+                quantization=str(Quantization.FP8) if self._wanted.narrow_weights else "",
                 vocabulary_size=model.vocabulary_size,
                 context_tokens=memory.context_tokens,
                 num_blocks=memory.num_blocks,
@@ -119,6 +127,7 @@ class _Loader:
             max_rows=config.max_rows,
             max_logits=max(config.max_rows + CHUNK_ROWS, num_scored),
             context_tokens=wanted.context_tokens,
+            narrow_weights=wanted.narrow_weights,
             deterministic=config.deterministic,
             cache_dir=wanted.weights.cache_dir,
         )
@@ -131,6 +140,8 @@ class _Loader:
         else:
             model.load_random(wanted.weights.random_seed, on_progress=self._on_progress)
         self._model = model
+        # What weights were before they were quantized is memory for the cache.
+        torch.cuda.empty_cache()
 
     def _run_largest_step(self) -> None:
         self._probe = self._make_executor(

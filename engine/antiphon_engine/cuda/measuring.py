@@ -33,6 +33,7 @@ class ProductKind:
 
     product: Product
     """Of the first layer."""
+    in_dtype: torch.dtype
     out_dtype: torch.dtype
 
 
@@ -80,7 +81,9 @@ class StepTuner:
         step, clock = self.make_step(num_rows), StepClock()
         best_ms = clock.time_ms(step)
         for kind, configs in tried.items():
-            for config in (*configs, None):
+            # Few rows are multiplied as they are by 8-bit weights, which libraries don't offer.
+            library = () if self.kinds[kind].product.is_narrow else (None,)
+            for config in (*configs, *library):
                 if time.monotonic() > self.deadline:
                     return False
                 kept = self.runner.choices[kind].get(bound)
@@ -105,7 +108,11 @@ class StepTuner:
         with executor, AsyncCompileMode(executor):
             for kind, configs in tried.items():
                 product, out_dtype = self.kinds[kind].product, self.kinds[kind].out_dtype
-                x_MK = product.weight_NK.new_empty((num_rows, product.num_in))
+                x_MK = torch.empty(
+                    (num_rows, product.num_in),
+                    dtype=self.kinds[kind].in_dtype,
+                    device=product.weight_NK.device,
+                )
                 y_MN = x_MK.new_empty((num_rows, product.num_out), dtype=out_dtype)
                 for config in configs:
                     multiply(

@@ -23,13 +23,27 @@ class StepBuffers:
     attended_TA: Tensor
     gate_up_TF2: Tensor
     gated_TF: Tensor
+    narrow_TW: Tensor
+    """uint8: rows as 8-bit floats, W the widest input of a layer's products; W is 0 where none are
+    multiplied so."""
+    narrow_scale_T: Tensor
+    """float32."""
 
     @classmethod
     def allocate(
-        cls, config: ModelConfig, *, num_tokens: int, dtype: torch.dtype, device: torch.device
+        cls,
+        config: ModelConfig,
+        *,
+        num_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        is_narrow: bool = False,
     ) -> "StepBuffers":
         """Returns buffers for steps of up to so many tokens."""
         num_heads = config.num_heads + 2 * config.num_kv_heads
+        widest = max(
+            config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size
+        )
 
         def rows(size: int) -> Tensor:
             return torch.zeros((num_tokens, size), dtype=dtype, device=device)
@@ -41,6 +55,10 @@ class StepBuffers:
             attended_TA=rows(config.num_heads * config.head_dim),
             gate_up_TF2=rows(2 * config.intermediate_size),
             gated_TF=rows(config.intermediate_size),
+            narrow_TW=torch.zeros(
+                (num_tokens, widest if is_narrow else 0), dtype=torch.uint8, device=device
+            ),
+            narrow_scale_T=torch.zeros(num_tokens, dtype=torch.float32, device=device),
         )
 
     def first(self, num_tokens: int) -> "StepBuffers":

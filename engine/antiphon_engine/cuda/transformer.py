@@ -37,6 +37,8 @@ QKV, OUTPUT, GATE_UP, DOWN, HEAD = "qkv", "output", "gate_up", "down", "head"
 
 _MEASURED_CONTEXT: Final = 1024
 """Tokens of each row of the steps that are measured."""
+_NARROW_MULTIPLE: Final = 32
+"""What sizes are multiples of where weights are 8-bit floats: rows of 32 bytes are read whole."""
 _NUM_PARTIALS: Final = 16 << 20
 """Partial sums that programs may leave for each other: 64 MiB."""
 
@@ -51,6 +53,8 @@ class CudaSettings:
     """Tokens whose logits are asked for at once."""
     context_tokens: int
     """Of the longest context: positions are below it."""
+    narrow_weights: bool = False
+    """Whether layers' matrices are kept as 8-bit floats (e4m3), a scale for each row."""
     deterministic: bool = False
     """Whether a token's numbers are its own, whatever is computed beside it; slower."""
     overlap: bool = True
@@ -59,13 +63,25 @@ class CudaSettings:
     """Where measured choices are kept; None: nowhere."""
 
 
-def supports(config: ModelConfig, dtype: torch.dtype) -> str | None:
-    """Returns why the kernels can't compute a model, None where they can."""
+def supports(
+    config: ModelConfig, dtype: torch.dtype, *, narrow_weights: bool = False
+) -> str | None:
+    """Returns why the kernels can't compute a model, None where they can.
+
+    Args:
+        config: The model's shape.
+        dtype: The type that it computes in.
+        narrow_weights: Whether with 8-bit floats as weights.
+    """
     head_dim = config.head_dim
     if head_dim & (head_dim - 1) or not 16 <= head_dim <= 256:
         return f"heads of {head_dim} features: a power of two from 16 to 256 is supported"
     if dtype not in (torch.bfloat16, torch.float32):
         return f"type {dtype}: bfloat16 and float32 are supported"
+    sizes = (config.hidden_size, config.num_heads * head_dim, config.intermediate_size)
+    odd = next((size for size in sizes if size % _NARROW_MULTIPLE), None)
+    if narrow_weights and odd is not None:
+        return f"matrices with {odd} columns: for fp8 multiples of {_NARROW_MULTIPLE} are supported"
     return None
 
 
@@ -80,7 +96,7 @@ class CudaTransformer:
         self, config: ModelConfig, *, part: Partition, dtype: torch.dtype, settings: CudaSettings
     ) -> None:
         assert part.size == 1, "these kernels are for one device"
-        refusal = supports(config, dtype)
+        refusal = supports(config, dtype, narrow_weights=settings.narrow_weights)
         assert refusal is None, refusal
         self._config = config
         self._settings = settings
@@ -90,7 +106,11 @@ class CudaTransformer:
         self._kv: KvTensors | None = None
         num_tokens = max(settings.max_step_tokens, settings.max_rows, settings.max_logits)
         self._buffers = StepBuffers.allocate(
-            config, num_tokens=num_tokens, dtype=dtype, device=self._device
+            config,
+            num_tokens=num_tokens,
+            dtype=dtype,
+            device=self._device,
+            is_narrow=settings.narrow_weights,
         )
         self._logits_SV = torch.empty(
             (settings.max_logits, config.vocabulary_size), dtype=torch.float32, device=self._device
@@ -131,7 +151,8 @@ class CudaTransformer:
             kinds={
                 kind: ProductKind(
                     product=product,
-                    out_dtype=torch.float32 if kind == HEAD else product.weight_NK.dtype,
+                    in_dtype=self._buffers.hidden_TH.dtype,
+                    out_dtype=torch.float32 if kind == HEAD else self._buffers.hidden_TH.dtype,
                 )
                 for kind, product in products.items()
             },
@@ -230,7 +251,7 @@ class CudaTransformer:
 
     def _take_weights(self) -> None:
         assert self._source is not None
-        weights = take_weights(self._source, self._config)
+        weights = take_weights(self._source, self._config, is_narrow=self._settings.narrow_weights)
         self._source = None
         heads = _heads(self._config, weights, self._settings.context_tokens, self._device)
         attention = make_attention(

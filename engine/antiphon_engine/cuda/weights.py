@@ -1,19 +1,22 @@
 """A model's weights as the kernels take them.
 
 Norms in front of products are multiplied into those products' columns, once: then products need
-only the rows' root mean squares, and those they compute as they go.
+only the rows' root mean squares, and those they compute as they go. Quantization comes behind that.
 
 Shape suffixes: V vocabulary, H hidden size, D head dimension, N output features.
 """
 
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 
 from torch import Tensor
 
+from antiphon_engine.cuda.kernels.narrow_products import interleave
 from antiphon_engine.cuda.kernels.products import Product
 from antiphon_engine.model.config import ModelConfig
 from antiphon_engine.model.layers import Attention, DecoderLayer, RmsNorm
 from antiphon_engine.model.linear import Linear
+from antiphon_engine.model.narrow import narrow_matrix
 from antiphon_engine.model.transformer import Transformer
 
 
@@ -40,41 +43,60 @@ class CudaWeights:
     head: Product
 
 
-def take_weights(source: Transformer, config: ModelConfig) -> CudaWeights:
-    """Takes over the weights of a model that has been loaded. It computes wrongly from then on."""
+def take_weights(
+    source: Transformer, config: ModelConfig, *, is_narrow: bool = False
+) -> CudaWeights:
+    """Takes over the weights of a model that has been loaded. It computes wrongly from then on.
+
+    Where `is_narrow`, layers' matrices become 8-bit floats, each row with a scale, and are let go
+    of one by one as they were. Embedding and output matrix stay as they are: they are read once a
+    step, and what they round goes straight into the choice of tokens.
+    """
     return CudaWeights(
         embedding_VH=source.embedding.data,
-        layers=tuple(_layer(layer, config) for layer in source.layers),
+        layers=tuple(_layer(layer, config, is_narrow) for layer in source.layers),
         norm_H=source.norm.weight.data,
-        head=Product(weight_NK=_matrix(source.head)),
+        head=Product(weight_NK=source.head.take()),
     )
 
 
-def _layer(layer: DecoderLayer, config: ModelConfig) -> LayerWeights:
+def _layer(layer: DecoderLayer, config: ModelConfig, is_narrow: bool) -> LayerWeights:
     attention, feed_forward = layer.attention, layer.feed_forward
     epsilon = config.norm_epsilon
     q_norm_D, k_norm_D = _head_norms(attention)
+    take = _take_narrow if is_narrow else _take
     return LayerWeights(
-        qkv=Product(
-            weight_NK=_with_norm(attention.qkv, layer.attention_norm),
-            bias_N=_bias(attention.qkv),
-            norm_epsilon=epsilon,
+        qkv=take(attention.qkv, layer.attention_norm, norm_epsilon=epsilon),
+        output=take(attention.output, None, is_added=True),
+        gate_up=take(
+            feed_forward.gate_up, layer.feed_forward_norm, norm_epsilon=epsilon, is_gate_up=True
         ),
-        output=Product(
-            weight_NK=_matrix(attention.output), bias_N=_bias(attention.output), is_added=True
-        ),
-        gate_up=Product(
-            weight_NK=_with_norm(feed_forward.gate_up, layer.feed_forward_norm),
-            bias_N=_bias(feed_forward.gate_up),
-            norm_epsilon=epsilon,
-            is_gate_up=True,
-        ),
-        down=Product(
-            weight_NK=_matrix(feed_forward.down), bias_N=_bias(feed_forward.down), is_added=True
-        ),
+        down=take(feed_forward.down, None, is_added=True),
         q_norm_D=q_norm_D,
         k_norm_D=k_norm_D,
     )
+
+
+class _Around(TypedDict, total=False):
+    """What is computed with a product."""
+
+    norm_epsilon: float
+    is_gate_up: bool
+    is_added: bool
+
+
+def _take(linear: Linear, norm: RmsNorm | None, **around: Unpack[_Around]) -> Product:
+    weight_NK = linear.take()
+    if norm is not None:
+        weight_NK.mul_(norm.weight.data)
+    return Product(weight_NK=weight_NK, bias_N=_bias(linear), **around)
+
+
+def _take_narrow(linear: Linear, norm: RmsNorm | None, **around: Unpack[_Around]) -> Product:
+    narrow_NK, scale_N = narrow_matrix(
+        linear.take(), columns_K=None if norm is None else norm.weight.data
+    )
+    return Product(weight_NK=interleave(narrow_NK), scale=scale_N, bias_N=_bias(linear), **around)
 
 
 def _head_norms(attention: Attention) -> tuple[Tensor | None, Tensor | None]:
@@ -83,15 +105,5 @@ def _head_norms(attention: Attention) -> tuple[Tensor | None, Tensor | None]:
     return attention.q_norm.weight.data, attention.k_norm.weight.data
 
 
-def _matrix(linear: Linear) -> Tensor:
-    assert linear.weight is not None
-    return linear.weight.data
-
-
 def _bias(linear: Linear) -> Tensor | None:
     return None if linear.bias is None else linear.bias.data
-
-
-def _with_norm(linear: Linear, norm: RmsNorm) -> Tensor:
-    """Returns the matrix, its columns multiplied in place by the weights of the norm before it."""
-    return _matrix(linear).mul_(norm.weight.data)

@@ -59,6 +59,14 @@ class Linear(nn.Module):
         self.weight = weight
         self._storage = DenseStorage(weight)
 
+    def take(self) -> Tensor:
+        """Gives the matrix [O, I] away; the layer computes nothing from then on."""
+        assert self.weight is not None
+        weight_OI = self.weight.data
+        self.weight = None
+        del self._storage
+        return weight_OI
+
     def forward(self, x_TI: Tensor) -> Tensor:
         """Returns [T, O]."""
         return self._storage.multiply(x_TI, self.bias)

@@ -17,9 +17,9 @@ import torch
 from antiphon_engine.checkpoint.fields import Fields
 from antiphon_engine.checkpoint.shards import stored_kinds
 from antiphon_engine.cpu.products import Products, plan_products
-from antiphon_engine.cpu.quantization import Quantization
 from antiphon_engine.model.config import parse_model_config
 from antiphon_engine.model.registry import default_registry
+from antiphon_engine.quantization import Quantization
 from bench.cpu_peers.catalog import ENGINES, QUANTIZATIONS, Machine
 
 HERE = Path(__file__).parent

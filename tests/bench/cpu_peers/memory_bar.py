@@ -6,8 +6,8 @@ from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.checkpoint.fields import Fields
 from antiphon_engine.checkpoint.shards import stored_kinds
 from antiphon_engine.cpu.products import plan_products
-from antiphon_engine.cpu.quantization import Quantization
 from antiphon_engine.model.config import parse_model_config
+from antiphon_engine.quantization import Quantization
 from bench.cpu_peers.catalog import SERVER, Engine, Machine, own_settings
 from bench.cpu_peers.measuring import Figures
 

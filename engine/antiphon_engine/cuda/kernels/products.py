@@ -8,9 +8,12 @@ A row's numbers depend on the configuration alone: not on how many rows are comp
 them it is. So one configuration for all numbers of rows makes products batch-invariant; one for
 each range of them, as is measured for speed, does so within a range.
 
+Weights in 8-bit floats have kernels of their own: see `narrow_products`.
+
 Shape suffixes: M rows, K input features, N output features; a gate-up pair has 2N.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,11 +22,19 @@ from torch import Tensor
 from triton import cdiv, jit, next_power_of_2
 from triton import language as tl
 
-from antiphon_engine.cuda.kernels.launching import (
-    launch_options,
-    let_next_start,
-    prefetch,
-    wait_for_previous,
+from antiphon_engine.cuda.kernels.launching import launch_options
+from antiphon_engine.cuda.kernels.narrow_products import (
+    SCALE_BLOCK,
+    narrow_row_kernel,
+    narrow_rows_kernel,
+    pair_span,
+)
+from antiphon_engine.cuda.kernels.product_parts import (
+    finish_product,
+    load_bias,
+    load_tile,
+    silu,
+    start_product,
 )
 
 _LINE_BYTES = 128
@@ -54,7 +65,11 @@ class Product:
     """A matrix and what is computed with it."""
 
     weight_NK: Tensor
-    """Contiguous; of a gate-up pair [2N, K], the gate's rows first."""
+    """Contiguous; of a gate-up pair [2N, K], the gate's rows first. Of the type of x; or e4m3, as
+    `interleave` makes it."""
+    scale: Tensor | None = None
+    """float32, of e4m3 alone: what weights are multiplied by, [N] or [2N] by rows of the matrix, or
+    by blocks of `SCALE_BLOCK` rows and columns, [N / block, K / block]."""
     bias_N: Tensor | None = None
     norm_epsilon: float | None = None
     """Rows of x are divided by their root mean square first; None: they aren't."""
@@ -72,6 +87,21 @@ class Product:
     def num_out(self) -> int:
         """N."""
         return self.weight_NK.shape[0] // (2 if self.is_gate_up else 1)
+
+    @cached_property
+    def pairs(self) -> Tensor:
+        """e4m3 weights as pairs: int16 [N, K / 2]."""
+        return self.weight_NK.view(torch.int16)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether weights are of e4m3."""
+        return self.scale is not None
+
+    @property
+    def is_block_scaled(self) -> bool:
+        """Whether scales change along a row."""
+        return self.scale is not None and self.scale.ndim == 2
 
     def can_split(self) -> bool:
         """Whether programs may share the input features: what isn't linear needs all of them."""
@@ -118,7 +148,7 @@ def multiply(
 
     Args:
         product: The matrix.
-        x_MK: Of the matrix's type.
+        x_MK: Of the matrix's type; where that is e4m3, of bfloat16 or float32.
         y_MN: What is computed.
         config: `block_rows` 0 takes up to 256 rows, `one_row` takes one.
         workspace: One that fits.
@@ -130,9 +160,32 @@ def multiply(
     num_row_tiles = 1 if config.one_row else cdiv(num_rows, block_rows)
     assert config.num_splits == 1 or (product.can_split() and num_row_tiles == 1)
     assert not config.one_row or num_rows == 1
-    num_in, num_out = product.num_in, product.num_out
+    launch = _launch_narrow if product.is_narrow else _launch_wide
+    launch(
+        product, x_MK, y_MN, config, workspace,
+        BLOCK_M=block_rows,
+        BLOCK_N=config.block_out,
+        STAGES=config.num_stages,
+        SPLITS=config.num_splits,
+        NORM=product.norm_epsilon is not None,
+        GATE_UP=product.is_gate_up,
+        ADD=product.is_added,
+        BIAS=product.bias_N is not None,
+        EVEN_N=product.num_out % config.block_out == 0,
+        OVERLAP=overlap,
+        num_warps=config.num_warps,
+        grid=(num_row_tiles, cdiv(product.num_out, config.block_out), config.num_splits),
+        warmup=only_compile,
+        **launch_options(overlap=overlap),
+    )  # fmt: skip
+
+
+def _launch_wide(
+    product: Product, x_MK: Tensor, y_MN: Tensor, config: ProductConfig, workspace: Workspace,
+    **options: object,
+) -> None:  # fmt: skip
+    num_in = product.num_in
     per_split = cdiv(num_in, config.block_in * config.num_splits) * config.block_in
-    lines = min(config.prefetch_lines, per_split * x_MK.element_size() // _LINE_BYTES)
     kernel = _one_row_kernel if config.one_row else _rows_kernel
     kernel.run(
         x_MK,
@@ -141,90 +194,60 @@ def multiply(
         y_MN,
         workspace.partials,
         workspace.arrivals,
-        num_rows,
-        num_out,
+        x_MK.shape[0],
+        product.num_out,
         num_in,
         product.norm_epsilon or 0.0,
-        BLOCK_M=block_rows,
-        BLOCK_N=config.block_out,
         BLOCK_K=config.block_in,
-        STAGES=config.num_stages,
-        SPLITS=config.num_splits,
-        NORM=product.norm_epsilon is not None,
-        GATE_UP=product.is_gate_up,
-        ADD=product.is_added,
-        BIAS=product.bias_N is not None,
-        EVEN_N=num_out % config.block_out == 0,
         EVEN_K=num_in == per_split * config.num_splits,
-        OVERLAP=overlap,
-        PREFETCH=1 << (lines.bit_length() - 1) if overlap and lines else 0,
-        num_warps=config.num_warps,
-        grid=(num_row_tiles, cdiv(num_out, config.block_out), config.num_splits),
-        warmup=only_compile,
-        **launch_options(overlap=overlap),
+        PREFETCH=_prefetched(config, per_split * x_MK.element_size(), options),
+        **options,
     )
 
 
-@jit
-def _start(
-    weights, feature, N, K, first, mask,
-    GATE_UP: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
-):  # fmt: skip
-    """Fetches the first weights while the kernel before ends, and waits for it."""
-    let_next_start(OVERLAP)
-    if PREFETCH > 0:
-        line = (tl.arange(0, PREFETCH) * 64)[None, :]
-        row = tl.where(mask, feature, 0).to(tl.int64)[:, None] * K
-        prefetch(weights + row + first + line)
-        if GATE_UP:
-            prefetch(weights + row + N.to(tl.int64) * K + first + line)
-    wait_for_previous(OVERLAP)
+def _launch_narrow(
+    product: Product, x_MK: Tensor, y_MN: Tensor, config: ProductConfig, workspace: Workspace,
+    **options: object,
+) -> None:  # fmt: skip
+    assert not product.is_block_scaled or can_scale_blocks(product, config)
+    num_pairs, block_pairs = product.num_in // 2, config.block_in // 2
+    per_split = cdiv(num_pairs, block_pairs * config.num_splits) * block_pairs
+    kernel = narrow_row_kernel if config.one_row else narrow_rows_kernel
+    kernel.run(
+        x_MK,
+        product.pairs,
+        y_MN if product.bias_N is None else product.bias_N,
+        product.scale,
+        y_MN,
+        workspace.partials,
+        workspace.arrivals,
+        x_MK.shape[0],
+        product.num_out,
+        num_pairs,
+        product.norm_epsilon or 0.0,
+        BLOCK_P=block_pairs,
+        SCALE=SCALE_BLOCK if product.is_block_scaled else 1,
+        SPAN=pair_span(product.num_in),
+        EVEN_P=num_pairs == per_split * config.num_splits,
+        FAST=x_MK.is_cuda and x_MK.dtype is torch.bfloat16,
+        PREFETCH=_prefetched(config, 2 * per_split, options),
+        **options,
+    )
 
 
-@jit
-def _load(places, mask, MASKED: tl.constexpr):
-    return tl.load(places, mask=mask, other=0.0) if MASKED else tl.load(places)
+def can_scale_blocks(product: Product, config: ProductConfig) -> bool:
+    """Returns whether no tile of a configuration has weights of two blocks of scales.
+
+    Where one row is multiplied, only the rows of a tile must be in one.
+    """
+    is_in_rows = SCALE_BLOCK % config.block_out == 0 and product.num_out % SCALE_BLOCK == 0
+    return is_in_rows and (config.one_row or SCALE_BLOCK % config.block_in == 0)
 
 
-@jit
-def _bias(places, mask):
-    """Returns the bias in the first split, and zeros in the others."""
-    values = tl.load(places, mask=mask, other=0.0).to(tl.float32)
-    return tl.where(tl.program_id(2) == 0, values, 0.0)
-
-
-@jit
-def _silu(x):
-    return x / (1.0 + tl.exp(-x))
-
-
-@jit
-def _finish(
-    sums, y, partials, place, mask, arrivals, num_partials,
-    SPLITS: tl.constexpr, ADD: tl.constexpr,
-):  # fmt: skip
-    """Writes a tile, or a split's part of it; the last split of a tile sums all of them."""
-    if SPLITS == 1:
-        if ADD:
-            sums += tl.load(y + place, mask=mask, other=0.0).to(tl.float32)
-        tl.store(y + place, sums.to(y.dtype.element_ty), mask=mask)
-    else:
-        tl.store(partials + tl.program_id(2) * num_partials + place, sums, mask=mask)
-        # All of this program's stores come before its arrival, and all loads behind the last one.
-        tl.debug_barrier()
-        num_before = tl.atomic_add(arrivals + tl.program_id(1), 1, sem="acq_rel")
-        if num_before == SPLITS - 1:
-            tl.debug_barrier()
-            total = tl.load(partials + place, mask=mask, other=0.0, cache_modifier=".cg")
-            for split in tl.static_range(1, SPLITS):
-                total += tl.load(
-                    partials + split * num_partials + place,
-                    mask=mask, other=0.0, cache_modifier=".cg",
-                )  # fmt: skip
-            if ADD:
-                total += tl.load(y + place, mask=mask, other=0.0).to(tl.float32)
-            tl.store(y + place, total.to(y.dtype.element_ty), mask=mask)
-            tl.store(arrivals + tl.program_id(1), 0)
+def _prefetched(config: ProductConfig, row_bytes: int, options: Mapping[str, object]) -> int:
+    """Returns how many lines of each row of weights are fetched before the kernel may read x."""
+    lines = min(config.prefetch_lines, row_bytes // _LINE_BYTES)
+    return 1 << (lines.bit_length() - 1) if options["OVERLAP"] and lines else 0
 
 
 @jit(do_not_specialize=["M"])
@@ -246,7 +269,7 @@ def _rows_kernel(
     weights = w + feature.to(tl.int64)[:, None] * K + k[None, :]
     up = weights + N.to(tl.int64) * K
     rows = x + row.to(tl.int64)[None, :] * K + k[:, None]
-    _start(w, feature, N, K, first, is_feature, GATE_UP, OVERLAP, PREFETCH)
+    start_product(w, feature, N, K, first, is_feature, GATE_UP, OVERLAP, PREFETCH)
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     up_sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     squares = tl.zeros([BLOCK_M], tl.float32)
@@ -256,10 +279,10 @@ def _rows_kernel(
             x_tile = tl.load(rows + at, mask=is_row[None, :], other=0.0)
         else:
             x_tile = tl.load(rows + at, mask=is_row[None, :] & (at + k < K)[:, None], other=0.0)
-        w_tile = _load(weights + at, is_in, not (EVEN_N and EVEN_K))
+        w_tile = load_tile(weights + at, is_in, not (EVEN_N and EVEN_K))
         sums = tl.dot(w_tile, x_tile, sums, input_precision="ieee")
         if GATE_UP:
-            up_tile = _load(up + at, is_in, not (EVEN_N and EVEN_K))
+            up_tile = load_tile(up + at, is_in, not (EVEN_N and EVEN_K))
             up_sums = tl.dot(up_tile, x_tile, up_sums, input_precision="ieee")
         if NORM:
             wide = x_tile.to(tl.float32)
@@ -269,14 +292,14 @@ def _rows_kernel(
         sums *= scale
         up_sums *= scale
     if BIAS:
-        sums += _bias(bias + feature, is_feature)[:, None]
+        sums += load_bias(bias + feature, is_feature)[:, None]
         if GATE_UP:
-            up_sums += _bias(bias + N + feature, is_feature)[:, None]
+            up_sums += load_bias(bias + N + feature, is_feature)[:, None]
     if GATE_UP:
-        sums = _silu(sums) * up_sums
+        sums = silu(sums) * up_sums
     place = row.to(tl.int64)[None, :] * N + feature[:, None]
     mask = is_row[None, :] & is_feature[:, None]
-    _finish(sums, y, partials, place, mask, arrivals, M * N, SPLITS, ADD)
+    finish_product(sums, y, partials, place, mask, arrivals, M * N, SPLITS, ADD)
 
 
 @jit(do_not_specialize=["M"])
@@ -295,17 +318,17 @@ def _one_row_kernel(
     is_feature = feature < N
     weights = w + feature.to(tl.int64)[:, None] * K + k[None, :]
     up = weights + N.to(tl.int64) * K
-    _start(w, feature, N, K, first, is_feature, GATE_UP, OVERLAP, PREFETCH)
+    start_product(w, feature, N, K, first, is_feature, GATE_UP, OVERLAP, PREFETCH)
     products = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     up_products = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     squares = tl.zeros([BLOCK_K], tl.float32)
     for at in tl.range(first, tl.minimum(first + per_split, K), BLOCK_K, num_stages=STAGES):
         is_in = is_feature[:, None] & (at + k < K)[None, :]
-        x_tile = _load(x + at + k, at + k < K, not EVEN_K).to(tl.float32)
-        w_tile = _load(weights + at, is_in, not (EVEN_N and EVEN_K))
+        x_tile = load_tile(x + at + k, at + k < K, not EVEN_K).to(tl.float32)
+        w_tile = load_tile(weights + at, is_in, not (EVEN_N and EVEN_K))
         products += w_tile.to(tl.float32) * x_tile[None, :]
         if GATE_UP:
-            up_tile = _load(up + at, is_in, not (EVEN_N and EVEN_K))
+            up_tile = load_tile(up + at, is_in, not (EVEN_N and EVEN_K))
             up_products += up_tile.to(tl.float32) * x_tile[None, :]
         if NORM:
             squares += x_tile * x_tile
@@ -316,9 +339,9 @@ def _one_row_kernel(
         sums *= scale
         up_sums *= scale
     if BIAS:
-        sums += _bias(bias + feature, is_feature)
+        sums += load_bias(bias + feature, is_feature)
         if GATE_UP:
-            up_sums += _bias(bias + N + feature, is_feature)
+            up_sums += load_bias(bias + N + feature, is_feature)
     if GATE_UP:
-        sums = _silu(sums) * up_sums
-    _finish(sums, y, partials, feature, is_feature, arrivals, N, SPLITS, ADD)
+        sums = silu(sums) * up_sums
+    finish_product(sums, y, partials, feature, is_feature, arrivals, N, SPLITS, ADD)

@@ -7,7 +7,8 @@ from antiphon_engine.checkpoint.fields import Fields
 from antiphon_engine.device import CPU, Device
 from antiphon_engine.model.config import parse_model_config
 from antiphon_engine.model.partition import Partition
-from antiphon_engine.model_plan import ModelPlanner
+from antiphon_engine.model_plan import ModelPlanner, asked_quantization
+from antiphon_engine.quantization import ON_CUDA, Quantization
 from support.tiny_checkpoints import TinyModel, make_checkpoint
 
 
@@ -45,7 +46,12 @@ def test_model_says_how_it_is_quantized(checkpoint, asked, told):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"quantization": "int2"}, r"'int2' is not supported: auto, none, int8, int4"),
+        ({"quantization": "int2"}, r"'int2' is not supported: auto, none, int8, int4, fp8"),
+        (
+            {"quantization": "fp8"},
+            r"fp8 is not supported with engine\.device = cpu: .*int4 are; .*cuda",
+        ),
+        ({"cpu_kernels": "torch", "quantization": "fp8"}, r"with engine\.cpu_kernels = torch"),
         ({"cpu_kernels": "sse"}, r"'sse' is not known: auto, torch, portable"),
         ({"cpu_kernels": "torch", "quantization": "int8"}, r"with engine\.cpu_kernels = torch"),
         ({"dtype": "float8"}, r"engine\.dtype 'float8'"),
@@ -56,9 +62,20 @@ def test_settings_that_cannot_be_are_refused(checkpoint, settings, words):
         plan(checkpoint, **({"cpu_kernels": "auto"} | settings))
 
 
-def test_nothing_is_quantized_on_cuda(checkpoint):
-    with pytest.raises(StartupError, match=r"int4 is not supported with engine\.device = cuda"):
-        plan(checkpoint, Device("cuda"), cpu_kernels="auto", quantization="int4")
+@pytest.mark.parametrize("quantization", ["int4", "fp8"])
+def test_torch_quantizes_nothing_on_cuda(checkpoint, quantization):
+    with pytest.raises(StartupError, match=r"is not supported with PyTorch's operators on cuda"):
+        plan(checkpoint, Device("cuda"), cpu_kernels="auto", quantization=quantization)
+
+
+def test_kernels_for_cuda_quantize_as_fp8_alone():
+    def asked(quantization):
+        config = EngineConfig(quantization=quantization)
+        return asked_quantization(config, ON_CUDA, where="engine.device = cuda")
+
+    assert asked("fp8") is Quantization.FP8
+    with pytest.raises(StartupError, match=r"int8 is not supported with engine\.device = cuda"):
+        asked("int8")
 
 
 def test_instruction_set_that_the_machine_lacks_is_refused(checkpoint):

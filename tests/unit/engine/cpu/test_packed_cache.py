@@ -14,8 +14,8 @@ from antiphon_engine.checkpoint.fields import Fields
 from antiphon_engine.cpu.packed_cache import PackedCache, file_identity
 from antiphon_engine.cpu.packed_loading import KEEPER, WeightsToLoad, load_packed
 from antiphon_engine.cpu.products import plan_products
-from antiphon_engine.cpu.quantization import Quantization
 from antiphon_engine.model.config import parse_model_config
+from antiphon_engine.quantization import Quantization
 from support.tiny_checkpoints import TinyModel, make_checkpoint
 
 KEY = "some weights"

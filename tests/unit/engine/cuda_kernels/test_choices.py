@@ -1,9 +1,10 @@
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from antiphon_engine.cuda.choices import FIXED, MeasuredChoices, candidates, default_config
-from antiphon_engine.cuda.kernels.products import Product
+from antiphon_engine.cuda.kernels.products import Product, can_scale_blocks
 from antiphon_engine.cuda.step_products import ROW_BOUNDS, row_bound
 
 
@@ -64,6 +65,18 @@ def test_candidates_divide_a_product_evenly_and_split_only_what_is_linear() -> N
                 assert product.num_in % (config.block_in * config.num_splits) == 0
                 assert config.num_splits == 1 or product.can_split()
                 assert config.one_row == (bound == 1)
+
+
+def test_candidates_for_8_bit_weights_stay_within_blocks_of_scales() -> None:
+    by_rows = replace(_product(2048, 4096), scale=torch.empty(2048))
+    by_blocks = replace(_product(2048, 4096), scale=torch.empty(16, 32))
+
+    for bound in ROW_BOUNDS:
+        assert candidates(by_rows, bound)
+        assert candidates(by_blocks, bound)
+        assert all(can_scale_blocks(by_blocks, config) for config in candidates(by_blocks, bound))
+        assert default_config(by_rows, bound) in candidates(by_rows, bound)
+        assert default_config(by_blocks, bound) in candidates(by_blocks, bound)
 
 
 def test_products_of_no_known_size_are_left_to_the_library() -> None:

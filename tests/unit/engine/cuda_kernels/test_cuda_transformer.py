@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,9 @@ from antiphon_engine.cuda.transformer import CudaSettings, CudaTransformer, supp
 from antiphon_engine.kv_tensors import KvLayout, KvTensors
 from antiphon_engine.model.batch import StepBatch
 from antiphon_engine.model.config import ModelConfig, parse_model_config
+from antiphon_engine.model.layers import RmsNorm
+from antiphon_engine.model.linear import Linear
+from antiphon_engine.model.narrow import narrow_matrix
 from antiphon_engine.model.partition import Partition
 from antiphon_engine.model.transformer import Transformer
 from antiphon_engine.model.transformer_weights import weight_targets
@@ -156,6 +160,7 @@ def _own(
     device: torch.device,
     *,
     deterministic: bool = False,
+    narrow_weights: bool = False,
     cache_dir: Path | None = None,
 ) -> Harness:
     config = _config(checkpoint)
@@ -164,6 +169,7 @@ def _own(
         max_rows=NUM_SLOTS,
         max_logits=NUM_SLOTS,
         context_tokens=64,
+        narrow_weights=narrow_weights,
         deterministic=deterministic,
         cache_dir=cache_dir,
     )
@@ -195,6 +201,43 @@ def test_logits_are_those_of_the_torch_model(device, checkpoints, family, determ
         torch.testing.assert_close(actual, expected, atol=1e-3, rtol=1e-3)
         assert torch.equal(actual.argmax(-1), expected.argmax(-1))
         contexts = [context + count for context, count in zip(contexts, counts, strict=True)]
+
+
+def _narrow(linear: Linear, norm: RmsNorm | None) -> None:
+    """Rounds a matrix as the kernels' is: behind the norm's weights, which it gives back."""
+    columns = torch.ones(linear.weight.shape[1]) if norm is None else norm.weight.cpu()
+    narrow, scale = narrow_matrix(linear.weight.cpu(), columns_K=columns)
+    linear.weight.copy_(narrow.float() * scale[:, None] / columns)
+
+
+@pytest.mark.parametrize(
+    ("family", "deterministic", "counts"),
+    [
+        ("llama", False, [0]),
+        pytest.param("qwen2", True, [1, 9], marks=pytest.mark.device),
+        pytest.param("qwen3", False, [1, 9], marks=pytest.mark.device),
+    ],
+)
+def test_8_bit_weights_compute_what_they_stand_for(
+    device, checkpoints, family, deterministic, counts
+) -> None:
+    wanted = _reference(checkpoints[family], device)
+    for layer in wanted.model.layers:
+        _narrow(layer.attention.qkv, layer.attention_norm)
+        _narrow(layer.attention.output, None)
+        _narrow(layer.feed_forward.gate_up, layer.feed_forward_norm)
+        _narrow(layer.feed_forward.down, None)
+    found = _own(checkpoints[family], device, narrow_weights=True, deterministic=deterministic)
+    slots, ones = [2, 0][: len(counts)], [1] * len(counts)
+    if any(counts):
+        expected = wanted.step(slots, [0, 0], counts)
+        actual = found.step(slots, [0, 0], counts)
+        torch.testing.assert_close(actual, expected, atol=1e-3, rtol=1e-3)
+
+    expected = wanted.step(slots, counts, ones)
+    actual = found.decode(slots, counts)
+
+    torch.testing.assert_close(actual, expected, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.device
@@ -234,3 +277,6 @@ def test_models_that_kernels_cannot_compute_are_named(checkpoints) -> None:
 
     assert supports(config, torch.float32) is None
     assert "float16" in str(supports(config, torch.float16))
+    odd = replace(config, intermediate_size=100)
+    assert supports(odd, torch.bfloat16) is None
+    assert "100 columns" in str(supports(odd, torch.bfloat16, narrow_weights=True))

@@ -23,7 +23,9 @@ def _tuner(choices: MeasuredChoices, *, deadline: float = math.inf) -> StepTuner
     runner.choices["qkv"] = {16: None}
     return StepTuner(
         runner=runner,
-        kinds={"qkv": ProductKind(product=product, out_dtype=torch.float32)},
+        kinds={
+            "qkv": ProductKind(product=product, in_dtype=torch.float32, out_dtype=torch.float32)
+        },
         make_step=_no_step,
         model_key="model",
         known=choices,
