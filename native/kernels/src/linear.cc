@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -15,9 +16,11 @@ namespace {
 
 constexpr std::int64_t kRowsOfTask = 512;       // their sums of a pair fill a small part of a cache
 constexpr std::int64_t kChunkBytes = 64 << 10;  // of tiles, to stay in the nearer caches
-constexpr std::int64_t kRowsBytes = 512 << 10;  // of rows, to stay in the second
+constexpr std::int64_t kNearBytes = 1 << 20;    // of rows, to stay in the second
 constexpr std::int64_t kMostPairs = 8;
 constexpr std::int64_t kLeastSlices = 4;  // of tiles, for what unpacks and multiplies at once
+// With few rows: so many that an op's end waits for little, and no more, for each is claimed.
+constexpr std::int64_t kFewRowsTasks = 32;  // of a worker
 
 // How the product is cut. A task is some pairs of some rows. Within it, a group of pairs is
 // multiplied chunk by chunk of the inputs, so that the rows' chunk is near for all of the group.
@@ -32,6 +35,47 @@ struct Cut {
   std::int64_t num_tasks() const { return num_row_tasks * num_pair_tasks; }
 };
 
+// A product of many rows, and what its parts take beside the multiplication: in rows of a pair that
+// would be multiplied meanwhile.
+struct ManyRows {
+  std::int64_t num_rows;
+  std::int64_t num_pairs;
+  std::int64_t unpacking;  // a pair
+  double reading;          // a row, for each group of pairs
+  std::int64_t num_workers;
+};
+
+// Until the last worker is done, with tasks of `pairs` by `rows`. Some of a task is added, for
+// workers aren't equally fast, and at the end the others wait for one.
+double time_of(const ManyRows& product, std::int64_t pairs, std::int64_t rows) {
+  const std::int64_t num_tasks =
+      divide_up(product.num_pairs, pairs) * divide_up(product.num_rows, rows);
+  const std::int64_t num_rounds = divide_up(num_tasks, product.num_workers);
+  const double task = static_cast<double>(pairs * (rows + product.unpacking)) +
+                      static_cast<double>(rows) * product.reading;
+  return task * (static_cast<double>(num_rounds) + 0.25);
+}
+
+void cut_many_rows(const ManyRows& product, std::int64_t most_pairs, Cut& cut) {
+  const std::int64_t num_row_tasks = divide_up(product.num_rows, kRowsOfTask);
+  std::int64_t rows = round_up(divide_up(product.num_rows, num_row_tasks), kFewRows);
+  double least = std::numeric_limits<double>::infinity();
+  for (;;) {
+    for (std::int64_t pairs = 1; pairs <= most_pairs; ++pairs) {
+      const double time = time_of(product, pairs, rows);
+      if (time < least) {
+        least = time;
+        cut.rows_of_task = rows;
+        cut.pairs_of_group = pairs;
+      }
+    }
+    if (rows <= 2 * kFewRows) {
+      return;
+    }
+    rows = round_up(rows / 2, kFewRows);
+  }
+}
+
 // How the product is cut changes no result, so it may look at all there is.
 Cut cut(const PackedMatrix& weights, const ProductKernels& kernels, std::int64_t num_rows,
         int num_workers) {
@@ -41,28 +85,24 @@ Cut cut(const PackedMatrix& weights, const ProductKernels& kernels, std::int64_t
       kernels.unpack[format] != nullptr && kernels.unpack_and_multiply[format] == nullptr;
   const bool few = num_rows <= kFewRows;
   Cut cut = {};
-  const std::int64_t num_row_tasks = divide_up(num_rows, kRowsOfTask);
-  cut.rows_of_task = few ? num_rows : round_up(divide_up(num_rows, num_row_tasks), kFewRows);
-  cut.pairs_of_group = 1;
-  if (!few && cut.rows_of_task * weights.num_slices() * kSlice * element > kRowsBytes) {
-    cut.pairs_of_group = 4;
+  if (few) {
+    cut.rows_of_task = num_rows;
+    cut.pairs_of_group = 1;
+    cut.pairs_of_task = std::clamp<std::int64_t>(
+        weights.num_pairs() / (kFewRowsTasks * num_workers), 1, kMostPairs);
+  } else {
+    constexpr std::int64_t kUnpacking = 64;
+    // Rows that stay in the second cache are near for every pair; others come from further away.
+    constexpr double kNear = 0.05;
+    constexpr double kFar = 0.4;
+    const std::int64_t row_bytes = weights.num_slices() * kSlice * element;
+    const bool near = std::min(num_rows, kRowsOfTask) * row_bytes <= kNearBytes;
+    const ManyRows product = {num_rows, weights.num_pairs(),
+                              kernels.unpack[format] != nullptr ? kUnpacking : 0,
+                              near ? kNear : kFar, num_workers};
+    cut_many_rows(product, near ? kMostPairs / 2 : kMostPairs, cut);
+    cut.pairs_of_task = cut.pairs_of_group;
   }
-  // Several tasks for each worker, so that one that is held up holds nobody else up for long.
-  const std::int64_t wanted = std::int64_t{8} * num_workers;
-  const auto num_tasks = [&] {
-    return divide_up(weights.num_pairs(), cut.pairs_of_group) *
-           divide_up(num_rows, cut.rows_of_task);
-  };
-  if (!few && num_workers > 1) {
-    while (num_tasks() < wanted && cut.pairs_of_group > 1) {
-      cut.pairs_of_group /= 2;
-    }
-    while (num_tasks() < wanted && cut.rows_of_task > 2 * kFewRows) {
-      cut.rows_of_task = round_up(cut.rows_of_task / 2, kFewRows);
-    }
-  }
-  cut.pairs_of_task =
-      few ? std::clamp<std::int64_t>(num_tasks() / wanted, 1, kMostPairs) : cut.pairs_of_group;
   cut.num_row_tasks = divide_up(num_rows, cut.rows_of_task);
   cut.num_pair_tasks = divide_up(weights.num_pairs(), cut.pairs_of_task);
   cut.slices_of_chunk = weights.num_slices();
