@@ -167,6 +167,9 @@ class Program:
     ) -> None:
         """Attends to the cache, the step's own tokens among it. `sliding_window`: 0 for none."""
 
+    def add_likeliest(self, source: int) -> None:
+        """Looks for the largest of each row of a float32 buffer; once."""
+
     def bind_cache(self, layers: Sequence[tuple[NDArray[np.generic], NDArray[np.generic]]]) -> None:
         """Says where each layer's keys and values lie: [blocks, block_tokens, heads, head_dim]."""
 
@@ -198,6 +201,10 @@ class Program:
 
     def buffer(self, buffer: int) -> NDArray[np.float32]:
         """Returns a view of a buffer, bfloat16 as uint16; it keeps the program alive."""
+
+    @property
+    def likeliest(self) -> NDArray[np.int32]:
+        """Where each row's largest stands, of equals the first: a view of [max_tokens]."""
 
     @property
     def num_operations(self) -> int: ...

@@ -52,6 +52,7 @@ class _Launch:
     """[S] int32, complete behind `computed`."""
     hidden_TH: Tensor
     """What the model made of the step's tokens; until the launch ends."""
+    likeliest_S: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,11 +140,15 @@ class Executor:
         launch.hidden_TH = self._model.hidden_states(self._batch(step))
         num_samples = int(step["sample_indptr"][header[_native.HEADER_NUM_ROWS]])
         sample_rows_S = step["sample_rows"][:num_samples]
-        return self._model.logits(launch.hidden_TH[self.device.upload(sample_rows_S).long()])
+        logits_SV = self._model.logits(launch.hidden_TH[self.device.upload(sample_rows_S).long()])
+        launch.likeliest_S = self._model.likeliest(num_samples)
+        return logits_SV
 
     def likeliest(self, set_index: int) -> Tensor | None:
-        """See StepExecutor: nobody has looked for them."""
-        return None
+        """See StepExecutor."""
+        launch = self._launches[set_index]
+        assert launch is not None
+        return launch.likeliest_S
 
     @torch.inference_mode()
     def score(self, set_index: int, scored: ScoredTokens) -> TokenScores:

@@ -32,6 +32,8 @@ class LogitsProgram:
     """[tokens, H]: to be written before a run."""
     logits: NDArray[np.float32]
     """[tokens, V], of the last run."""
+    likeliest: NDArray[np.int32]
+    """[tokens], of the last run: where each row's largest stands, of equals the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +72,19 @@ def make_layers(
 def make_logits(
     config: ModelConfig, weights: CpuWeights, settings: ProgramSettings
 ) -> LogitsProgram:
-    """Returns the program of the last norm and the output matrix."""
+    """Returns the program of the last norm and the output matrix, and of the likeliest tokens."""
     program = _new_program(settings)
     x_H = program.add_buffer(config.hidden_size, "float32")
     normed_H = program.add_buffer(config.hidden_size, weights.head.input_type)
     logits_V = program.add_buffer(config.vocabulary_size, "float32")
     program.add_rms_norm(x_H, weights.norm, config.norm_epsilon, normed_H)
     program.add_linear(normed_H, weights.head, out=logits_V)
+    program.add_likeliest(logits_V)
     return LogitsProgram(
-        program=program, hidden=program.buffer(x_H), logits=program.buffer(logits_V)
+        program=program,
+        hidden=program.buffer(x_H),
+        logits=program.buffer(logits_V),
+        likeliest=program.likeliest,
     )
 
 

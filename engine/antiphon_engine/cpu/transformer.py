@@ -114,6 +114,12 @@ class CpuTransformer:
             self._logits.program.run(num_tokens)
         return logits_SV
 
+    def likeliest(self, num_rows: int) -> Tensor:
+        """See LanguageModel: int32 [S]."""
+        assert self._logits is not None
+        # A copy: those of scored tokens take their place before these are used.
+        return torch.from_numpy(self._logits.likeliest[:num_rows].copy())
+
     def _wanted(self) -> WeightsToLoad:
         settings = self._settings
         return WeightsToLoad(

@@ -202,6 +202,10 @@ class CudaTransformer:
             self._run_head(hidden_SH.contiguous(), logits_SV, self._buffers.first(num_rows))
         return logits_SV
 
+    def likeliest(self, num_rows: int) -> Tensor | None:
+        """See LanguageModel: steps look for them behind this."""
+        return None
+
     @property
     def _parts(self) -> "_Loaded":
         assert self._loaded is not None, "the weights come first"

@@ -29,6 +29,12 @@ class LanguageModel(Protocol):
     def logits(self, hidden_SH: Tensor) -> Tensor:
         """Returns float32 logits behind some of those tokens: [S, V]. Reads weights alone."""
 
+    def likeliest(self, num_rows: int) -> Tensor | None:
+        """Returns where the largest logits stand of the rows that `logits` returned last: [S].
+
+        int32, of equals the first, and the caller's; None where the model doesn't look for them.
+        """
+
 
 class ModelBuilder(Protocol):
     """Makes a model without weights."""

@@ -77,3 +77,7 @@ class Transformer(nn.Module):
         """See LanguageModel: [S, V]."""
         logits_SV: Tensor = self.head(self.norm(hidden_SH))
         return logits_SV.float()
+
+    def likeliest(self, num_rows: int) -> Tensor | None:
+        """See LanguageModel: it doesn't look for them."""
+        return None

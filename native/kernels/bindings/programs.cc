@@ -123,6 +123,15 @@ py::array view(const py::object& self, BufferId buffer) {
                    {program.stride(buffer) * item, item}, program.data(buffer), self);
 }
 
+// A view of the likeliest tokens, which keeps the program alive.
+py::array view_likeliest(const py::object& self) {
+  const std::span<const std::int32_t> columns = self.cast<PyProgram&>().program.likeliest();
+  py::array view(py::dtype::of<std::int32_t>(), {columns.size()}, {sizeof(std::int32_t)},
+                 columns.data(), self);
+  view.attr("setflags")(py::arg("write") = false);
+  return view;
+}
+
 void bind_description(py::class_<PyProgram, std::shared_ptr<PyProgram>>& program) {
   program
       .def(
@@ -181,7 +190,11 @@ void bind_description(py::class_<PyProgram, std::shared_ptr<PyProgram>>& program
                                        sliding_window, out);
           },
           py::arg("layer"), py::kw_only(), py::arg("q"), py::arg("out"), py::arg("num_heads"),
-          py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("sliding_window") = 0);
+          py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("sliding_window") = 0)
+      .def(
+          "add_likeliest",
+          [](PyProgram& self, BufferId source) { self.program.add_likeliest(source); },
+          py::arg("source"));
 }
 
 }  // namespace
@@ -207,6 +220,7 @@ void bind_programs(py::module_& module) {
            py::arg("slot_mapping"), py::arg("row_tokens"), py::arg("row_starts"),
            py::arg("row_contexts"), py::arg("block_tables"))
       .def("buffer", &view, py::arg("buffer"))
+      .def_property_readonly("likeliest", &view_likeliest)
       .def_property_readonly("num_operations",
                              [](PyProgram& self) { return self.program.num_operations(); })
       .def_property_readonly("num_barriers",

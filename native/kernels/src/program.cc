@@ -183,6 +183,16 @@ void Program::add_attention(std::int64_t layer, const AttentionShape& shape, Buf
           {{q, false}, {out, true}, {Access::kFirstLayer - layer, false}}});
 }
 
+void Program::add_likeliest(BufferId in) {
+  check_float32("what the likeliest are looked for in", buffer(in).type);
+  if (run_->largest != nullptr) {
+    refuse("a program looks for the likeliest once");
+  }
+  run_->largest = std::make_unique<LikeliestWorkspace>(max_tokens_, buffer(in).width);
+  run_->likeliest.resize(static_cast<std::size_t>(max_tokens_));
+  append({LikeliestOperation{in}, {{in, false}, {Access::kLikeliest, true}}});
+}
+
 void Program::bind_cache(const KvForm& form, std::vector<KvPools> layers) {
   check_size("the number of the cache's layers", layers.size(), run_->num_layers);
   check_equal("the cache's key-value heads", form.num_kv_heads, run_->shape.num_kv_heads);
@@ -205,6 +215,8 @@ Type Program::type(BufferId id) const { return buffer(id).type; }
 std::int64_t Program::width(BufferId id) const { return buffer(id).width; }
 
 std::int64_t Program::stride(BufferId id) const { return buffer(id).stride; }
+
+std::span<const std::int32_t> Program::likeliest() const { return run_->likeliest; }
 
 std::int64_t Program::num_operations() const {
   return static_cast<std::int64_t>(operations_.size());

@@ -9,6 +9,7 @@
 
 #include "antiphon/kernels/attention.h"
 #include "antiphon/kernels/embedding.h"
+#include "antiphon/kernels/likeliest.h"
 #include "antiphon/kernels/norm.h"
 #include "antiphon/kernels/program.h"
 #include "antiphon/kernels/rope_store.h"
@@ -30,7 +31,8 @@ struct Program::Buffer {
 // Columns that an operation reads or writes: of a buffer, or of what stands beside them.
 struct Program::Access {
   static constexpr std::int64_t kAngles = -1;
-  static constexpr std::int64_t kFirstLayer = -2;  // the caches of layers 0, 1 … are -2, -3 …
+  static constexpr std::int64_t kLikeliest = -2;
+  static constexpr std::int64_t kFirstLayer = -3;  // the caches of layers 0, 1 … are -3, -4 …
 
   std::int64_t place = 0;
   bool writes = false;
@@ -88,9 +90,13 @@ struct AttentionOperation {
   BufferId out;
 };
 
+struct LikeliestOperation {
+  BufferId in;
+};
+
 struct Program::Operation {
   std::variant<EmbeddingOperation, AnglesOperation, NormOperation, LinearOperation,
-               RopeStoreOperation, AttentionOperation>
+               RopeStoreOperation, AttentionOperation, LikeliestOperation>
       what;
   std::vector<Access> accesses;
   bool behind_barrier = false;
@@ -107,6 +113,8 @@ struct Program::Run {
   std::vector<float> cosines;           // [max_tokens, frequencies]
   std::vector<float> sines;
   std::unique_ptr<AttentionWorkspace> workspace;  // where there is attention
+  std::unique_ptr<LikeliestWorkspace> largest;    // where the likeliest are looked for
+  std::vector<std::int32_t> likeliest;            // [max_tokens]
 };
 
 }  // namespace antiphon::kernels

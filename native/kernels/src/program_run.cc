@@ -169,12 +169,26 @@ class Program::Hand {
               rows_out(what.out), program_.isa_);
   }
 
+  void do_one(const LikeliestOperation& what) {
+    find_likeliest(worker_, *cursor_, *run_.largest, rows(what.in), run_.likeliest.data());
+  }
+
   Program& program_;
   Run& run_;
   Worker& worker_;
   const StepArrays& step_;
   TaskCursor* cursor_ = nullptr;
 };
+
+// After a region that threw, what it counted may be off.
+void Program::reset_workspaces() {
+  if (run_->workspace != nullptr) {
+    run_->workspace->reset();
+  }
+  if (run_->largest != nullptr) {
+    run_->largest->reset();
+  }
+}
 
 void Program::run(const StepArrays& step) {
   check(step);
@@ -184,9 +198,7 @@ void Program::run(const StepArrays& step) {
   for (std::size_t index = 0; index < operations_.size(); ++index) {
     cursors_[index].reset();
   }
-  if (run_->workspace != nullptr) {
-    run_->workspace->reset();
-  }
+  reset_workspaces();
   const auto region = [&](Worker& worker) {
     Hand hand(*this, worker, step);
     for (std::size_t index = 0; index < operations_.size(); ++index) {
@@ -199,9 +211,7 @@ void Program::run(const StepArrays& step) {
   try {
     team_->run(region);
   } catch (...) {
-    if (run_->workspace != nullptr) {
-      run_->workspace->reset();
-    }
+    reset_workspaces();
     throw;
   }
   ++num_runs_;

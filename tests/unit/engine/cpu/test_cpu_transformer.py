@@ -109,6 +109,19 @@ def test_step_is_one_call_for_all_layers_and_one_for_the_logits(checkpoints):
     assert engine.executor._model.num_calls - before == 2 * engine.num_steps
 
 
+def test_likeliest_tokens_are_those_of_the_logits_whatever_is_scored_behind(checkpoints):
+    model = GreedyEngine(checkpoints["llama"], engine_config()).executor._model
+    hidden = torch.randn(3, 64, generator=torch.Generator().manual_seed(1))
+    expected = model.logits(hidden).argmax(-1)
+
+    likeliest = model.likeliest(3)
+    model.logits(-hidden)
+
+    assert likeliest.dtype is torch.int32
+    assert likeliest.tolist() == expected.tolist()
+    assert model.likeliest(3).tolist() != expected.tolist()
+
+
 def test_hidden_states_and_logits_lie_where_they_always_lie(checkpoints):
     engine = GreedyEngine(checkpoints["llama"], engine_config())
     model = engine.executor._model

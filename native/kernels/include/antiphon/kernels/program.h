@@ -95,6 +95,9 @@ class Program {
   void add_attention(std::int64_t layer, const AttentionShape& shape, BufferId q,
                      std::int64_t sliding_window, BufferId out);
 
+  // Where the largest of each row of `in` stands, of equals the first; once. See find_likeliest().
+  void add_likeliest(BufferId in);
+
   // Says where the cache lies, which must outlive the runs: a pair of pools for each layer.
   void bind_cache(const KvForm& form, std::vector<KvPools> layers);
 
@@ -109,6 +112,7 @@ class Program {
   std::int64_t width(BufferId buffer) const;
   std::int64_t stride(BufferId buffer) const;  // elements from row to row; of float32 the width
   std::int64_t max_tokens() const { return max_tokens_; }
+  std::span<const std::int32_t> likeliest() const;  // [max_tokens]; empty where nothing looks
   std::int64_t num_operations() const;
   std::int64_t num_barriers() const;  // in a run
   std::int64_t num_runs() const { return num_runs_; }
@@ -125,6 +129,7 @@ class Program {
   void append(Operation operation);
   void check(const StepArrays& step) const;
   void check_rows(const StepArrays& step) const;
+  void reset_workspaces();
 
   std::shared_ptr<ThreadTeam> team_;
   const std::int64_t max_tokens_;
