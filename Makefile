@@ -47,7 +47,7 @@ check: setup check-protos    ## Lints, type-checks and checks package boundaries
 	$(BIN)/mypy && $(BIN)/lint-imports --no-logo
 	$(BIN)/python -m mypy.stubtest antiphon_engine._native antiphon_engine._kernels --allowlist native/stubtest_allowlist.txt
 	find $(CXX_FILES) -name '*.cc' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
-	find native/src -name '*.cc' | xargs -P2 -I{} $(BIN)/clang-tidy -quiet {} -- -std=c++20 -Inative/include
+	$(BIN)/python native/cmake/clang_tidy.py $(BIN)/clang-tidy native/src/*.cc -- -std=c++20 -Inative/include
 
 check-protos: $(VENV)/.dev    ## Lints the contract and refuses a change that breaks it against the released image
 	cd protos && ../$(BIN)/buf lint && ../$(BIN)/buf format --diff --exit-code
