@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -67,7 +68,7 @@ BERN: Calls = [("weather", '{"city": "Bern"}')]
 TWO: Calls = [("weather", '{"city": "東京 }", "days": 2}'), ("clock_now", "{}")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CallingModel:
     """A server of one family."""
 
@@ -82,7 +83,7 @@ class CallingModel:
         assert habits.tools is not None
         return habits.tools
 
-    @property
+    @cached_property
     def reference(self) -> tokenizers.Tokenizer:
         """The tokenizer as its library reads it."""
         file = self.folder.parent / self.name / "tokenizer.json"

@@ -56,6 +56,10 @@ class Canary:
         assert await _ask(self.server) == (self.text, self.token_ids)
         status = await self.server.health.Check(health_pb2.HealthCheckRequest(), timeout=_LIMIT_S)
         assert status.status == health_pb2.HealthCheckResponse.SERVING
+        await self.check_rest()
+
+    async def check_rest(self) -> None:
+        """Does as `check`, but asks for no answer: one call, for between tests."""
         assert _engine_process_id(self.server) == self.engine_process_id
         stats = await at_rest(self.server)
         assert stats.num_blocks_used == 0

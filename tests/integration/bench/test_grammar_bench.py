@@ -2,33 +2,36 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from bench.grammar_workers import Crash, Overrun, Workers
+from support.forked_process import ForkedProcess
 from support.hollow_checkpoint import save_hollow_checkpoint
 
 ROOT = Path(__file__).parents[3]
+LIMIT_S = 100.0
 OWN_CASES = ROOT / "tests" / "data" / "grammar_cases.jsonl"
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+def said(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What the benchmark prints of our own cases, with a small tokenizer."""
     checkpoint = save_hollow_checkpoint(tmp_path_factory.mktemp("checkpoint"))
-    command = [sys.executable, "tests/bench/grammar.py", str(OWN_CASES)]
-    command += ["--checkpoint", str(checkpoint), "--failures", "xgrammar", "--by-group"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    command = ["bench.grammar", str(OWN_CASES), "--checkpoint", str(checkpoint)]
+    command += ["--failures", "xgrammar", "--by-group"]
+    bench = ForkedProcess(command, environ=os.environ, directory=ROOT)
+    out, err = bench.communicate(LIMIT_S)
+    assert bench.returncode == 0, err
+    return out
 
 
 def test_what_is_ours_and_each_library_alone_are_told_in_the_last_line(
-    said: subprocess.CompletedProcess[str],
+    said: str,
 ):
-    ours = json.loads(said.stdout.splitlines()[-1])
+    ours = json.loads(said.splitlines()[-1])
 
     num_cases = len(OWN_CASES.read_text().splitlines())
     assert {ours["schemas"], ours["xgrammar"]["schemas"]} == {num_cases}
@@ -39,10 +42,10 @@ def test_what_is_ours_and_each_library_alone_are_told_in_the_last_line(
 
 
 def test_failures_are_listed_with_the_text_that_tells_them(
-    said: subprocess.CompletedProcess[str],
+    said: str,
 ):
-    assert "== xgrammar dependent_required" in said.stdout
-    assert '   invalid accepted: {"card":"1"}' in said.stdout
+    assert "== xgrammar dependent_required" in said
+    assert '   invalid accepted: {"card":"1"}' in said
 
 
 def _misbehave(kind: str) -> str:

@@ -56,11 +56,18 @@ async def tiny_canary(
         yield await Canary.of(server)
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def tiny(tiny_canary: Canary) -> AsyncIterator[RunningServer]:
-    """A server of a tiny random model; each test leaves it as it was."""
-    yield tiny_canary.server
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def checked_tiny(tiny_canary: Canary) -> AsyncIterator[Canary]:
+    """The same, which has to answer as before once a file's tests are through."""
+    yield tiny_canary
     await tiny_canary.check()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def tiny(checked_tiny: Canary) -> AsyncIterator[RunningServer]:
+    """A server of a tiny random model; each test leaves it as it was."""
+    yield checked_tiny.server
+    await checked_tiny.check_rest()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -93,15 +100,25 @@ async def speakers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sp
         yield found
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def checked_speakers(speakers: Speakers) -> AsyncIterator[Speakers]:
+    """The same, which have to answer as before once a file's tests are through."""
+    yield speakers
+    for canary in speakers.canaries.values():
+        await canary.check()
+
+
 @pytest_asyncio.fixture(loop_scope="session", params=["byte_level", "byte_fallback"])
-async def speaker(speakers: Speakers, request: pytest.FixtureRequest) -> AsyncIterator[Speaker]:
+async def speaker(
+    checked_speakers: Speakers, request: pytest.FixtureRequest
+) -> AsyncIterator[Speaker]:
     """A server that says what it is told to; each test leaves it as it was."""
-    yield speakers.by_kind[request.param]
-    await speakers.canaries[request.param].check()
+    yield checked_speakers.by_kind[request.param]
+    await checked_speakers.canaries[request.param].check_rest()
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def byte_level(speakers: Speakers) -> AsyncIterator[Speaker]:
+async def byte_level(checked_speakers: Speakers) -> AsyncIterator[Speaker]:
     """The speaker with a byte-level tokenizer alone."""
-    yield speakers.by_kind["byte_level"]
-    await speakers.canaries["byte_level"].check()
+    yield checked_speakers.by_kind["byte_level"]
+    await checked_speakers.canaries["byte_level"].check_rest()

@@ -21,13 +21,14 @@ from antiphon_server.sessions.turn import LiveTurn
 from support.canary import Canary, at_rest
 from support.crowds import Crowd
 from support.real_server import scripted_engine, scripted_server
-from support.scripted_engine import Script, write_script
+from support.scripted_engine import Script
+from support.serve_command import fork_of
 from support.server import RunningServer
 from support.tiny_tokenizers import save_byte_level_tokenizer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-NUM_REQUESTS = 80
+NUM_REQUESTS = 50
 """In a round."""
 NUM_ROUNDS = 3
 LIMIT_S = 60.0
@@ -45,7 +46,7 @@ async def canary(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cana
     settings = ["engine.max_rows=6", "engine.max_step_tokens=64", "engine.kv_cache_tokens=65536"]
     script = Script(texts={"*": TEXT}, step_delay_s=0.001, context_tokens=8192)
     async with (
-        scripted_engine(directory, script, settings=settings, write=write_script) as engine,
+        scripted_engine(directory, script, settings=settings) as engine,
         scripted_server(directory, tokenizer, engine) as server,
     ):
         yield await Canary.of(server)
@@ -87,7 +88,9 @@ async def until_nothing_is_held(server: RunningServer) -> None:
 def resident_bytes(server: RunningServer) -> dict[str, int]:
     """The memory of both processes."""
     assert isinstance(server.engine, EngineLink)
-    ids = {"front end": os.getpid(), "engine": server.engine.process_id}
+    launcher_id = server.engine.process_id
+    assert launcher_id is not None
+    ids = {"front end": os.getpid(), "engine": fork_of(launcher_id)}
     pages = {name: Path(f"/proc/{i}/statm").read_text().split()[1] for name, i in ids.items()}
     return {name: int(num) * os.sysconf("SC_PAGE_SIZE") for name, num in pages.items()}
 

@@ -17,6 +17,7 @@ from antiphon_server.telemetry.span_export import MAX_BATCH_SPANS
 from support.engine_zygote import fork_fake_engine, forked
 from support.fake_engine_process import Behaviour
 from support.hollow_checkpoint import save_hollow_checkpoint
+from support.log_records import log_records
 from support.otlp_sink import Mood, OtlpSink
 from support.scrapes import scrape
 from support.server import running_server
@@ -53,10 +54,10 @@ def free_port() -> int:
 
 @pytest.mark.parametrize("trouble", ["absent", Mood.REFUSES, Mood.SILENT, Mood.SLOW])
 async def test_a_collector_in_trouble_costs_spans_and_nothing_else(
-    tmp_path: Path, trouble: Mood | str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, trouble: Mood | str
 ):
     mood = trouble if isinstance(trouble, Mood) else Mood.TAKES
-    with OtlpSink(mood=mood, delay_s=2.0).listening() as sink:
+    with log_records() as records, OtlpSink(mood=mood, delay_s=2.0).listening() as sink:
         endpoint = f"http://127.0.0.1:{free_port()}" if trouble == "absent" else sink.endpoint
         settings = (
             f"telemetry.otlp_endpoint={endpoint}",
@@ -85,7 +86,7 @@ async def test_a_collector_in_trouble_costs_spans_and_nothing_else(
     # One thread for each signal, however long the collector takes.
     assert (exporting["spans"], exporting["metrics"]) == (1, 1)
     assert trouble == "absent" or sink.num_metric_exports
-    lines = [line for line in caplog.records if line.name in EXPORTER_LOGGERS]
+    lines = [line for line in records if line.name in EXPORTER_LOGGERS]
     assert len([line for line in lines if line.levelno >= logging.WARNING]) <= 1
 
 

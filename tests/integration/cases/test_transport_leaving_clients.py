@@ -44,7 +44,7 @@ SETTINGS = (
     "engine.kv_cache_tokens=131072",
     "sessions.reconnect_grace_s=0.3",
 )
-MANY_TOKENS = 800
+MANY_TOKENS = 400
 """Of so many, what is told of them fills every buffer on the way to the reader."""
 CALLS = [(phase, kind) for phase in ("queue", "prefill", "decode") for kind in KINDS] + [
     ("blocked write", kind) for kind in STREAMED_KINDS
@@ -78,7 +78,7 @@ async def until(server: RunningServer, condition: Callable[[EngineStats], bool])
             stats = await stats_of(server)
             if condition(stats):
                 return stats
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.02)
 
 
 async def ended_turn(server: RunningServer, name: str) -> Turn:
@@ -87,7 +87,7 @@ async def ended_turn(server: RunningServer, name: str) -> Turn:
             turn: Turn = await server.sessions.GetTurn(GetTurnRequest(name=name))
             if turn.state not in (Turn.STATE_QUEUED, Turn.STATE_RUNNING):
                 return turn
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.02)
 
 
 class Phase:

@@ -34,11 +34,11 @@ from support.tiny_checkpoints import TinyModel, make_checkpoint
 from support.tiny_tokenizers import save_byte_level_tokenizer
 
 LIMIT_S = 100.0
-NUM_LARGE_PROMPTS = 16
+NUM_LARGE_PROMPTS = 8
 """Of each, as much is encoded as might fit the context."""
 CONTEXT_TOKENS = 4096
 NUM_ROWS = 8
-NUM_STREAMS = 200
+NUM_STREAMS = 100
 MAX_QUEUED = NUM_STREAMS - NUM_ROWS
 NUM_ENCODED = 12
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -165,7 +165,7 @@ class TextWork:
             assert all(task.cancelled() for task in tasks)
 
     async def _encode(self) -> None:
-        long = TokenizeRequest(text="a word and another " * 10_000)
+        long = TokenizeRequest(text="a word and another " * 5_000)
         while True:
             await self._served.tokenizer.Tokenize(long, timeout=LIMIT_S)
             self.num_encoded += 1

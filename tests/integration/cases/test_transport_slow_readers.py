@@ -35,7 +35,7 @@ from support.fake_request import FakeRequest
 from support.server import INFO, RunningServer, details_of, running_server
 from support.session_rows import user
 
-NUM_STREAMS = 8
+NUM_STREAMS = 4
 NUM_LOST = 3
 """Those that never come back."""
 NUM_TOKENS = 7500

@@ -11,6 +11,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 CALLED = FinishReason.FINISH_REASON_TOOL_CALLS
 CHOICES = {"free": None, "must": ToolChoice(mode=ToolChoice.MODE_REQUIRED)}
+CHOSEN = pytest.mark.parametrize(
+    ("choice", "show"),
+    [("free", True), ("must", False)],
+    ids=["free-shown", "must-hidden"],
+)
+"""One doesn't hang on the other."""
 SHOW = pytest.mark.parametrize("show", [False, True], ids=["hidden", "shown"])
 
 
@@ -19,8 +25,7 @@ def special_texts(model: CallingModel) -> list[str]:
     return [token.content for token in added if token.special]
 
 
-@SHOW
-@pytest.mark.parametrize("choice", CHOICES)
+@CHOSEN
 async def test_control_tokens_inside_of_arguments_are_not_said(
     model: CallingModel, choice: str, show: bool
 ) -> None:
@@ -40,8 +45,7 @@ async def test_control_tokens_inside_of_arguments_are_not_said(
     assert output.finish_reason == CALLED
 
 
-@SHOW
-@pytest.mark.parametrize("choice", CHOICES)
+@CHOSEN
 async def test_names_of_control_tokens_as_text_stand_in_arguments(
     model: CallingModel, choice: str, show: bool
 ) -> None:

@@ -1,7 +1,9 @@
+import logging
 from collections.abc import Iterator
 
 import pytest
 
+from support.log_records import log_records
 from support.otlp_sink import OtlpSink
 
 
@@ -10,3 +12,10 @@ def sink() -> Iterator[OtlpSink]:
     """A collector that takes all."""
     with OtlpSink().listening() as sink:
         yield sink
+
+
+@pytest.fixture
+def records() -> Iterator[list[logging.LogRecord]]:
+    """What libraries log meanwhile."""
+    with log_records() as kept:
+        yield kept
