@@ -97,7 +97,7 @@ def variants() -> list[CoreShape]:
 
 
 @pytest.mark.parametrize("shape", variants())
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(asks=asks(), gap=st.integers(0, 3))
 def test_stream_does_not_depend_on_chunks_budget_reuse_or_batch(shape, asks, gap):
     together = streams(shape, asks, gap=gap)

@@ -257,7 +257,7 @@ class LogMachine(RuleBasedStateMachine):
 
 TestLogMachine = LogMachine.TestCase
 TestLogMachine.settings = settings(
-    max_examples=100,
+    max_examples=50,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,

@@ -66,7 +66,7 @@ def allowed_of(backends: Backends, backend: GrammarBackend, matcher: Matcher) ->
 @pytest.mark.parametrize(
     "way", list(itertools.product(GrammarBackend, [GrammarKind.REGEX, GrammarKind.JSON_SCHEMA]))
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(spoken=words, choices=st.lists(st.integers(0, 1 << 16), max_size=10), back=st.integers(0, 9))
 def test_a_mask_allows_what_some_word_goes_on_with(
     backends: Backends,

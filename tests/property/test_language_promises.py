@@ -16,7 +16,7 @@ def test_what_is_producible_is_what_is_asked_for(
     make: Callable[[random.Random], Target], scale: int
 ):
     @settings(
-        max_examples=150 * scale,
+        max_examples=80 * scale,
         deadline=None,
         derandomize=scale == 1,
         database=None,

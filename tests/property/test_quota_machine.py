@@ -181,5 +181,5 @@ class QuotaMachine(RuleBasedStateMachine):
 
 TestQuotas = QuotaMachine.TestCase
 TestQuotas.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
+    max_examples=40, stateful_step_count=40, deadline=None, derandomize=True
 )

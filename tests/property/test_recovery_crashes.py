@@ -190,7 +190,7 @@ async def run(spec: BenchSpec, steps: Sequence[Step], incidents: Sequence[Incide
     interval_s=st.sampled_from([0.001, 1.0]),
 )
 @settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 def test_every_turn_is_there_once_and_nothing_told_is_taken_back(
     steps: list[Step], incidents: list[Incident], checkpoint_tokens: int, interval_s: float

@@ -17,7 +17,7 @@ Attack = Callable[[Json, random.Random], Iterator[str]]
 @pytest.mark.parametrize("wrongs", [wrong_values, wrong_drawings])
 def test_what_is_producible_is_what_the_schema_allows(wrongs: Attack, scale: int):
     @settings(
-        max_examples=250 * scale,
+        max_examples=120 * scale,
         deadline=None,
         derandomize=scale == 1,
         database=None,
