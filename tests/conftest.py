@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import logging
 import os
 import shlex
 from collections.abc import Sequence
@@ -24,7 +23,13 @@ class _LoopsThatEnd(asyncio.DefaultEventLoopPolicy):
         return deaf_once_closed(super().new_event_loop())
 
 
-asyncio.set_event_loop_policy(_LoopsThatEnd())
+def pytest_configure() -> None:
+    asyncio.set_event_loop_policy(_LoopsThatEnd())
+
+
+def pytest_unconfigure() -> None:
+    """Leaves the policy to tests: the zygote collects them, and forks servers as well."""
+    asyncio.set_event_loop_policy(None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,9 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes(specs: Sequence[Any]) -> None:
-    """Has the test processes forked: what they all import would cost each of them seconds."""
-    launcher = zygote.launcher_command(modules=("support.worker_imports",))
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
+    """Has the test processes forked: what they all import would cost each of them seconds.
+
+    The tests themselves are of that: the process that forks has imported them by pytest.
+    """
+    launcher = zygote.launcher_command(modules=("support.worker_imports",), tests=config.args)
     for spec in specs:
         spec.python = shlex.join([*launcher, "test_worker"])
     # The test processes start servers and engines by the same zygote.
@@ -47,14 +55,9 @@ def pytest_xdist_setupnodes(specs: Sequence[Any]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keeps what stays for the whole run, millions of objects, out of what each test looks at."""
+    """Keeps what stays for the whole run, millions of objects, out of every search for cycles."""
     gc.collect()
     gc.freeze()
-    # What pytest catches, it catches of each that stands alone by itself: torch's fifty would take
-    # a millisecond a test.
-    for name, logger in logging.root.manager.loggerDict.items():
-        if name.startswith("torch") and isinstance(logger, logging.Logger):
-            logger.propagate = True
 
 
 @pytest.fixture(scope="session")

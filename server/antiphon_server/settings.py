@@ -10,6 +10,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final, get_type_hints
 
@@ -97,7 +98,8 @@ def changed(config: Config) -> dict[str, Value]:
     return {key: value for key, value in in_force(config).items() if value != usual[key]}
 
 
-def _kinds() -> dict[str, type]:
+@cache  # Working out the types takes milliseconds, and each setting that is given asks for one.
+def _kinds() -> Mapping[str, type]:
     """Returns the type of every setting by its key."""
     return {
         f"{section}.{name}": kind

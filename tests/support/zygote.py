@@ -34,36 +34,42 @@ _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
 
-@cache
-def zygote_name(modules: tuple[str, ...] = ()) -> str:
+def zygote_name(modules: Sequence[str] = (), tests: Sequence[str] = ()) -> str:
     """Returns the name of the zygote's socket; starts one where the run has none.
 
     Args:
         modules: What it imports beside what engines and front ends start with.
+        tests: What it collects, as pytest's arguments: test processes find the modules imported.
     """
-    if name := os.environ.get(NAME_VARIABLE):
-        return name
-    name, process = start_zygote(("antiphon_engine.loading", *modules), _MAINS)
+    return os.environ.get(NAME_VARIABLE) or _zygote_of_this_process((*modules,), (*tests,))
+
+
+@cache
+def _zygote_of_this_process(modules: tuple[str, ...], tests: tuple[str, ...]) -> str:
+    name, process = start_zygote(("antiphon_engine.loading", *modules), _MAINS, tests)
     atexit.register(process.communicate, timeout=_END_LIMIT_S)
     return name
 
 
-def start_zygote(modules: Sequence[str], mains: str) -> tuple[str, subprocess.Popen[bytes]]:
+def start_zygote(
+    modules: Sequence[str], mains: str, tests: Sequence[str] = ()
+) -> tuple[str, subprocess.Popen[bytes]]:
     """Starts a zygote, whose forks end with it; returns its socket's name and its process.
 
     Args:
         modules: What it imports.
         mains: The module whose `MAINS` has the main functions of forks by name.
+        tests: What it collects.
     """
     name = f"antiphon-zygote-{secrets.token_hex(16)}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         # Who asks may call from now on: they wait for the imports.
         listener.bind(f"\0{name}")
         listener.listen()
-        tests = str(Path(__file__).parents[1])
+        asked = (listener.fileno(), [*modules], mains, [*tests])
         program = (
-            f"import sys; sys.path.insert(0, {tests!r})\n"
-            f"from support.zygote import serve; serve({listener.fileno()}, {modules!r}, {mains!r})"
+            f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+            f"from support.zygote import serve; serve(*{asked!r})"
         )
         process = subprocess.Popen(
             [sys.executable, "-c", program],
@@ -76,14 +82,14 @@ def start_zygote(modules: Sequence[str], mains: str) -> tuple[str, subprocess.Po
     return name, process
 
 
-def launcher_command(modules: tuple[str, ...] = ()) -> list[str]:
+def launcher_command(modules: Sequence[str] = (), tests: Sequence[str] = ()) -> list[str]:
     """Returns a command: with a main function and its arguments behind, it stands for a fork."""
-    return launcher_of(zygote_name(modules))
+    return launcher_of(zygote_name(modules, tests))
 
 
 def running_launcher() -> list[str] | None:
     """Returns the same where a zygote runs already; None: it would have to be started first."""
-    has_started = zygote_name.cache_info().currsize > 0
+    has_started = _zygote_of_this_process.cache_info().currsize > 0
     return launcher_command() if has_started or NAME_VARIABLE in os.environ else None
 
 
@@ -93,16 +99,29 @@ def launcher_of(name: str) -> list[str]:
     return [sys.executable, "-I", "-S", str(launcher), name]
 
 
-def serve(listener_fd: int, modules: Sequence[str], mains: str) -> None:
+def serve(listener_fd: int, modules: Sequence[str], mains: str, tests: Sequence[str]) -> None:
     """Forks until standard input ends; kills all that still runs then."""
     for module in modules:
         importlib.import_module(module)
     functions: Mapping[str, Callable[[], int]] = importlib.import_module(mains).MAINS
+    if tests:
+        _import_tests(tests)
     # Forks would look at all of this again, and copy it by that.
     gc.collect()
     gc.freeze()
     assert len(os.listdir("/proc/self/task")) == 1, "a process with threads must not fork"
     _Zygote(socket.socket(fileno=listener_fd), functions).run()
+
+
+def _import_tests(tests: Sequence[str]) -> None:
+    """Has pytest import tests as it does in a test process, where it then finds them imported.
+
+    What can't be imported is told there.
+    """
+    import pytest
+
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+        pytest.main(["--collect-only", "-qq", "-n0", "-pno:cacheprovider", *tests])
 
 
 class _Zygote:
