@@ -15,11 +15,15 @@ from antiphon_engine.checkpoint.shards import find_shards
 FIRST_USE_LIMIT_S = 900.0
 
 
+def cache_home() -> Path:
+    """Returns where this user's servers keep the model, and its weights as they are packed."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
 def default_checkpoint() -> Path:
     """Returns its checkpoint directory."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return resolve_model(
-        "demo", cache_dir=cache / "antiphon", progress=lambda stage, done, total: None
+        "demo", cache_dir=cache_home() / "antiphon", progress=lambda stage, done, total: None
     )
 
 

@@ -24,7 +24,7 @@ from antiphon.v1.types_pb2 import (
     StopConditions,
 )
 
-from support.default_model import FIRST_USE_LIMIT_S, default_checkpoint
+from support.default_model import FIRST_USE_LIMIT_S, cache_home, default_checkpoint
 from support.engine_zygote import forked
 from support.serve_command import Command, Runner, serve_runner
 
@@ -47,7 +47,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
 
 @pytest.fixture(scope="module")
 def first(runner: Runner) -> Command:
-    return runner.start("--store", store_of(runner))
+    return start(runner)
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +55,10 @@ def address(first: Command) -> str:
     return first.read_address()
 
 
-def store_of(runner: Runner) -> str:
-    """Both servers' store of sessions."""
-    return str(runner.directory / "sessions.db")
+def start(runner: Runner) -> Command:
+    """Starts a server on the store of both, with what the user's servers have packed before."""
+    store = str(runner.directory / "sessions.db")
+    return runner.start("--store", store, environ=[("XDG_CACHE_HOME", str(cache_home()))])
 
 
 def said(text: str) -> Item:
@@ -105,7 +106,7 @@ def test_it_knows_a_name_in_the_next_turn_and_after_a_restart(
     exit_status, log = first.end()
     assert exit_status == 0, log
 
-    second = runner.start("--store", store_of(runner))
+    second = start(runner)
     with grpc.insecure_channel(second.read_address()) as channel:
         sessions = session_pb2_grpc.SessionServiceStub(channel)
         after = sessions.ListTurns(ListTurnsRequest(session=session), timeout=LIMIT_S)

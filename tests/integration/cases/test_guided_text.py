@@ -72,14 +72,16 @@ async def one(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[S
             silent_ids=silent_ids(TOKENIZER_SIZE),
             reference=tokenizers.Tokenizer.from_file(str(tokenizer / "tokenizer.json")),
         )
-        yield speaker, await Canary.of(server)
+        canary = await Canary.of(server)
+        yield speaker, canary
+        await canary.check()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def speaker(one: tuple[Speaker, Canary]) -> AsyncIterator[Speaker]:
     """A server that says what it is told to; each test leaves it as it was."""
     yield one[0]
-    await one[1].check()
+    await one[1].check_rest()
 
 
 def choice(*options: str) -> Constraint:
