@@ -55,10 +55,16 @@ def spec(spec: BenchSpec) -> BenchSpec:
 
 async def follow(bench: SessionBench, turn_id: str) -> list[TurnEvent]:
     """Reads a turn that is there, to its end."""
+    return (await follow_all(bench, turn_id))[0]
+
+
+async def follow_all(bench: SessionBench, *turn_ids: str) -> list[list[TurnEvent]]:
+    """Reads turns that are there, to their ends; an engine that is held steps from then on."""
     async with bench.registry.use(KEY) as session:
-        live = next((turn for turn in session.live_turns if turn.turn_id == turn_id), None)
-        assert live is not None, f"{turn_id} is not live"
-        return await events_of(live.log)
+        live = {turn.turn_id: turn for turn in session.live_turns}
+        assert {*turn_ids} <= {*live}, f"of {turn_ids} only {[*live]} are live"
+        bench.engine.release()
+        return await asyncio.gather(*(events_of(live[turn_id].log) for turn_id in turn_ids))
 
 
 async def run_calmly(spec: BenchSpec, *turns: tuple[str, int]) -> list[list[TurnEvent]]:
@@ -119,8 +125,8 @@ async def test_running_and_waiting_turns_are_taken_up_in_order(spec: BenchSpec, 
             await step_and_keep(bench, num_tokens)
         epoch = bench.store.epoch
         left = copy_left_behind(spec.path)
-    async with session_bench(replace(spec, path=left)) as bench:
-        told = await asyncio.gather(follow(bench, "t1"), follow(bench, "t2"))
+    async with session_bench(replace(spec, path=left, engine=held_engine)) as bench:
+        told = await follow_all(bench, "t1", "t2")
         again = await bench.run("one", "t1", max_tokens=SIZE)
         turns = [await bench.turn(turn_id) for turn_id in ("t1", "t2")]
         session = await bench.session()
@@ -212,8 +218,8 @@ async def test_appended_items_and_conditions_hold_over_the_crash(spec: BenchSpec
         for _ in range(4):
             await talk.until(is_kind("accepted"))
         left = copy_left_behind(spec.path)
-    async with session_bench(replace(spec, path=left)) as bench:
-        told = await asyncio.gather(*(follow(bench, t) for t in ("t1", "a1", "t2", "t3")))
+    async with session_bench(replace(spec, path=left, engine=held_engine)) as bench:
+        told = await follow_all(bench, "t1", "a1", "t2", "t3")
         session = await bench.session()
 
     assert [events[-1].WhichOneof("event") for events in told] == [*["completed"] * 3, "failed"]
