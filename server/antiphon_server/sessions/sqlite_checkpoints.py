@@ -2,6 +2,8 @@
 
 import sqlite3
 from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from antiphon_engine.api.frames import FrameError, decode_logprobs, encode_logprobs
 from antiphon_engine.api.messages import TokenLogprobs
@@ -13,47 +15,86 @@ from antiphon_server.sessions.records import (
     TurnTokens,
     token_array,
 )
-from antiphon_server.sessions.sqlite_rows import fetch
+from antiphon_server.sessions.sqlite_rows import Cell, fetch
 
 _OF_TURN = "tenant = ? AND session_id = ? AND position = ?"
 
 
-def write_checkpoint(
-    connection: sqlite3.Connection,
-    key: SessionKey,
-    position: int,
-    checkpoint: Checkpoint,
-    *,
-    epoch: int,
-) -> bool:
-    """See SessionStore.keep_checkpoint."""
-    place = (key.tenant, key.session_id, position)
-    tokens = checkpoint.tokens
-    written = connection.execute(
-        "INSERT INTO checkpoints SELECT tenant, session_id, position, ?, ?, ?, ? FROM turns"
-        f" WHERE {_OF_TURN} AND state IN ({QUEUED}, {RUNNING}) AND EXISTS"
-        " (SELECT 1 FROM sessions WHERE tenant = ? AND session_id = ? AND epoch <= ?)"
-        " ON CONFLICT DO UPDATE SET num_attempts = excluded.num_attempts",
-        (
-            checkpoint.num_attempts,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnCheckpoint:
+    """A checkpoint, and the turn that it is of."""
+
+    key: SessionKey
+    position: int
+    checkpoint: Checkpoint
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """What its rows are found by."""
+        return self.key.tenant, self.key.session_id, self.position
+
+    @property
+    def head(self) -> tuple[Cell, ...]:
+        """Its row of `checkpoints`."""
+        tokens = self.checkpoint.tokens
+        return (
+            *self.place,
+            self.checkpoint.num_attempts,
             None if tokens.head_ids is None else tokens.head_ids.tobytes(),
             tokens.head_digest,
             tokens.added_ids.tobytes(),
-            *place,
-            *(key.tenant, key.session_id, epoch),
-        ),
-    )
-    if written.rowcount and tokens.output_ids:
-        connection.execute(
-            "INSERT OR REPLACE INTO checkpoint_parts VALUES (?, ?, ?, ?, ?, ?)",
-            (
-                *place,
-                checkpoint.num_kept_before,
-                tokens.output_ids.tobytes(),
-                encode_logprobs(checkpoint.logprobs),
-            ),
         )
-    return bool(written.rowcount)
+
+    @property
+    def part(self) -> tuple[Cell, ...]:
+        """Its row of `checkpoint_parts`."""
+        checkpoint = self.checkpoint
+        output_ids = checkpoint.tokens.output_ids.tobytes()
+        logprobs = encode_logprobs(checkpoint.logprobs)
+        return (*self.place, checkpoint.num_kept_before, output_ids, logprobs)
+
+
+def write_checkpoints(
+    connection: sqlite3.Connection, checkpoints: Sequence[TurnCheckpoint], *, epoch: int
+) -> list[bool]:
+    """Keeps checkpoints of different turns; says of each whether it is kept.
+
+    See SessionStore.keep_checkpoint. Two statements for all of them: the thread has to get the
+    interpreter back behind each.
+    """
+    heads = [each.head for each in checkpoints]
+    written = connection.execute(
+        "INSERT INTO checkpoints WITH due"
+        " (tenant, session_id, position, num_attempts, head_ids, head_digest, added_ids)"
+        f" AS (VALUES {_rows_of(heads)})"
+        " SELECT due.* FROM due"
+        " CROSS JOIN turns USING (tenant, session_id, position)"
+        " CROSS JOIN sessions USING (tenant, session_id)"
+        f" WHERE turns.state IN ({QUEUED}, {RUNNING}) AND sessions.epoch <= ?"
+        " ON CONFLICT DO UPDATE SET num_attempts = excluded.num_attempts",
+        [*(cell for row in heads for cell in row), epoch],
+    )
+    if written.rowcount < len(checkpoints) and len(checkpoints) > 1:
+        # Which of them are not there is seen by looking at each.
+        return [write_checkpoints(connection, [each], epoch=epoch)[0] for each in checkpoints]
+    if written.rowcount:
+        _write_parts(connection, checkpoints)
+    return [bool(written.rowcount)] * len(checkpoints)
+
+
+def _write_parts(connection: sqlite3.Connection, checkpoints: Sequence[TurnCheckpoint]) -> None:
+    parts = [each.part for each in checkpoints if each.checkpoint.tokens.output_ids]
+    if parts:
+        connection.execute(
+            f"INSERT OR REPLACE INTO checkpoint_parts VALUES {_rows_of(parts)}",
+            [cell for row in parts for cell in row],
+        )
+
+
+def _rows_of(rows: Sequence[Sequence[Cell]]) -> str:
+    """Returns placeholders for rows of the same length."""
+    row = ", ".join("?" * len(rows[0]))
+    return ", ".join([f"({row})"] * len(rows))
 
 
 def read_checkpoint(

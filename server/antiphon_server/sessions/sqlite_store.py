@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from antiphon_engine.api.errors import StartupError
 from antiphon_server.sessions import sqlite_schema
+from antiphon_server.sessions.checkpoint_batches import CheckpointBatches
 from antiphon_server.sessions.file_place import FilePlace
 from antiphon_server.sessions.records import (
     COMPLETED,
@@ -29,7 +30,7 @@ from antiphon_server.sessions.records import (
     TurnQuery,
     TurnRow,
 )
-from antiphon_server.sessions.sqlite_checkpoints import read_checkpoint, write_checkpoint
+from antiphon_server.sessions.sqlite_checkpoints import TurnCheckpoint, read_checkpoint
 from antiphon_server.sessions.sqlite_quotas import check_stored
 from antiphon_server.sessions.sqlite_receipts import find_answer
 from antiphon_server.sessions.sqlite_rows import (
@@ -59,6 +60,7 @@ class SqliteStore:
         self._writer = Writer(connections.write, connections.place)
         self._reader = Reader(connections.read)
         self._writes = writes
+        self._checkpoints = CheckpointBatches(self._writer, epoch=writes.epoch)
 
     @classmethod
     def open(cls, path: Path, *, synchronous: str, owner: str, max_bytes: int = 0) -> "SqliteStore":
@@ -142,9 +144,8 @@ class SqliteStore:
 
     async def keep_checkpoint(self, key: SessionKey, position: int, checkpoint: Checkpoint) -> bool:
         """See SessionStore."""
-        epoch = self._writes.epoch
-        return await self._writer.run(
-            lambda file: write_checkpoint(file, key, position, checkpoint, epoch=epoch)
+        return await self._checkpoints.keep(
+            TurnCheckpoint(key=key, position=position, checkpoint=checkpoint)
         )
 
     async def read_checkpoint(self, key: SessionKey, position: int) -> Checkpoint | None:

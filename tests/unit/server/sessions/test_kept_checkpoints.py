@@ -1,8 +1,10 @@
 """What the store keeps of turns that have not ended, and for how long."""
 
+import asyncio
 import sqlite3
 from array import array
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,3 +120,58 @@ async def test_damaged_checkpoint_is_an_error_of_the_store(store: SqliteStore):
 
     with pytest.raises(AntiphonError):
         await store.read_checkpoint(KEY, 1)
+
+
+async def test_checkpoints_that_come_together_are_kept_each_for_its_turn(store: SqliteStore):
+    keys = [KEY, *(key_of(f"s{index}") for index in range(80))]
+    for key in keys[1:]:
+        await store.create_session(new_session(session_row(key)))
+        await store.accept_turn(key, turn_row(1))
+    ids = {key: (index, index + 1) for index, key in enumerate(keys)}
+
+    kept = await asyncio.gather(*(store.keep_checkpoint(key, 1, part(*ids[key])) for key in keys))
+
+    assert all(kept)
+    assert [await store.read_checkpoint(key, 1) for key in keys] == [
+        part(*ids[key]) for key in keys
+    ]
+
+
+@pytest.mark.parametrize("ids", [(), (5, 6)])
+async def test_turn_that_is_not_there_keeps_no_other_from_being_kept(
+    store: SqliteStore, ids: tuple[int, ...]
+):
+    turns = [(KEY, 1), (KEY, 2), (key_of("b"), 1)]
+
+    kept = await asyncio.gather(*(store.keep_checkpoint(*turn, part(*ids)) for turn in turns))
+
+    assert kept == [True, False, False]
+    assert await store.read_checkpoint(KEY, 1) == part(*ids)
+
+
+async def test_checkpoint_that_can_not_be_written_keeps_no_other_from_being_kept(
+    store: SqliteStore,
+):
+    await store.accept_turn(KEY, turn_row(2))
+    broken = replace(part(5), tokens=replace(PROMPT, head_digest=None))
+
+    outcomes = await asyncio.gather(
+        store.keep_checkpoint(KEY, 1, broken),
+        store.keep_checkpoint(KEY, 2, part(5, 6)),
+        return_exceptions=True,
+    )
+
+    assert isinstance(outcomes[0], Exception)
+    assert outcomes[1] is True
+    assert await store.read_checkpoint(KEY, 2) == part(5, 6)
+
+
+async def test_checkpoint_that_nobody_waits_for_any_more_is_not_written(store: SqliteStore):
+    keeping = asyncio.create_task(store.keep_checkpoint(KEY, 1, part(5, 6)))
+    other = asyncio.create_task(store.keep_checkpoint(KEY, 2, part()))
+    await asyncio.sleep(0)
+
+    keeping.cancel()
+    await asyncio.wait({keeping, other})
+
+    assert await store.read_checkpoint(KEY, 1) is None
