@@ -26,7 +26,7 @@ from bench.session_delays import Told, delivery_figures, read_told
 from bench.session_load import CHARACTERS_PER_TOKEN
 from support.fake_engine_process import Behaviour, fake_engine_command
 from support.hollow_checkpoint import save_hollow_checkpoint
-from support.process_figures import cpu_time_ns, memory_bytes
+from support.process_figures import cpu_time_ns, main_thread_time, memory_bytes
 from support.tiny_tokenizers import VOCABULARY_SIZE
 from torture.victim import Victim
 
@@ -124,7 +124,7 @@ class Bench:
         for load in loads:
             assert load.stdout is not None
             assert (await load.stdout.readline()).strip() == b"ready"
-        start_ns = cpu_time_ns(victim.front_end)
+        start_ns, loop_start = cpu_time_ns(victim.front_end), main_thread_time(victim.front_end)
         for load in loads:
             assert load.stdin is not None
             load.stdin.write(b"\n")
@@ -136,6 +136,8 @@ class Bench:
             assert load.returncode == 0, "a load failed"
             told.append(read_told(answer))
         cpu_s = (cpu_time_ns(victim.front_end) - start_ns) / 1e9
+        loop = main_thread_time(victim.front_end)
+        loop_ns = loop.run_ns - loop_start.run_ns
         num_tokens = num_streams * self._num_tokens
         num_messages = sum(each.num_messages for each in told)
         load_cpu_s = sum(each.cpu_s for each in told)
@@ -144,6 +146,11 @@ class Bench:
             "tokens_per_message": round(num_tokens / num_messages, 2),
             "cpu_us_per_token": round(cpu_s / num_tokens * 1e6, 1),
             "cpu_share": round(cpu_s / self._plan.stream_s, 2),
+            "loop_cpu_us_per_token": round(loop_ns / num_tokens / 1e3, 1),
+            # What delays have in them that a machine with more cores, or less to do, does not show.
+            "loop_wait_us_per_token": round(
+                (loop.wait_ns - loop_start.wait_ns) / num_tokens / 1e3, 1
+            ),
             "load_cpu_share": round(load_cpu_s / self._plan.stream_s, 2),
         }
         named = {f"{name}_{num_streams}": value for name, value in figures.items()}

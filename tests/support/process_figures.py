@@ -3,6 +3,7 @@
 import ctypes
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -37,6 +38,23 @@ def cpu_time_ns(process_id: int) -> int:
     """Returns the time on a core of all its threads that live."""
     threads = Path(f"/proc/{process_id}/task").glob("*/schedstat")
     return sum(int(path.read_text().split()[0]) for path in threads)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadTime:
+    """Where a thread's time went, asleep apart."""
+
+    run_ns: int
+    """On a core."""
+    wait_ns: int
+    """Ready, and others had the cores."""
+
+
+def main_thread_time(process_id: int) -> ThreadTime:
+    """Returns where the time of a process's main thread went so far."""
+    path = Path(f"/proc/{process_id}/task/{process_id}/schedstat")
+    run_ns, wait_ns, _ = map(int, path.read_text().split())
+    return ThreadTime(run_ns, wait_ns)
 
 
 def whole_cpu_time_ns(process_id: int) -> int:
