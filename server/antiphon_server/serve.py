@@ -37,6 +37,10 @@ _CUT_SHORT: Final = 130
 _COLLECTION_THRESHOLDS: Final = (10_000, 20, 20)
 """Cycles are rare here: what a stream makes goes by counting, so looking for them can wait."""
 
+_SWITCH_INTERVAL_S: Final = 0.001
+"""How long the event loop waits for the interpreter while the store's thread or one that renders
+works: it lets the interpreter go for every message that it writes."""
+
 T = TypeVar("T")
 
 
@@ -163,6 +167,7 @@ async def _start(config: Config, server: Server, commands: Commands) -> EngineLi
         gc.collect()
         gc.freeze()
         gc.set_threshold(*_COLLECTION_THRESHOLDS)
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
     except BaseException:
         await engine.close()
         raise
