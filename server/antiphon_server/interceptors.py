@@ -20,6 +20,7 @@ from grpc.aio import ServicerContext
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, FieldViolation, InvalidRequest
 from antiphon_server.access.authentication import Authenticate, bad_credential
 from antiphon_server.access.guarded import guarded
+from antiphon_server.call_writer import CallWriter, note_writer
 from antiphon_server.caller import Caller, caller_of, note_caller, trace_context_of
 from antiphon_server.offload import Offload
 from antiphon_server.status import CODES, to_rpc_status
@@ -183,6 +184,7 @@ class _Method:
             async with self._call(context):
                 checked = await self._checked(request, context)
                 check = self._still_the_caller(context)
+                note_writer(CallWriter(context, check))
                 # Closed here and now, so that a cancelled call lets go at once of what it holds.
                 async with contextlib.aclosing(behavior(checked, context)) as answers:
                     async for response in answers:
@@ -229,9 +231,9 @@ class _Method:
             nonlocal looked_s
             if (now_s := self.clock()) - looked_s < interval_s:
                 return
-            looked_s = now_s
             if self.authenticate(context) != caller:
                 raise bad_credential()
+            looked_s = now_s
 
         return check
 

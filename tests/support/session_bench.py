@@ -28,6 +28,7 @@ from antiphon.v1.types_pb2 import GenerationConfig, Item, StopConditions
 from antiphon_engine.api.errors import AntiphonError
 from antiphon_server.access.quota_limits import QuotaLimits
 from antiphon_server.access.tenancy import tenancy_of
+from antiphon_server.call_writer import CallWriter
 from antiphon_server.generator import Generator
 from antiphon_server.offload import Offload
 from antiphon_server.served_model import ServedModel
@@ -38,6 +39,7 @@ from antiphon_server.sessions.records import SessionKey
 from antiphon_server.sessions.registry import SessionRegistry
 from antiphon_server.sessions.sqlite_store import SqliteStore
 from antiphon_server.sessions.turn_request import Frame, read_append, read_start_turn
+from support.direct_frames import DirectFrames
 from support.fake_engine import FakeEngine
 from support.fake_renderer import FakeRenderer
 from support.served_models import TextSide, served_model
@@ -204,7 +206,9 @@ class Talk:
     def __init__(self, registry: SessionRegistry, frames: Iterable[ConverseRequest]) -> None:
         self._requests: asyncio.Queue[ConverseRequest | None] = asyncio.Queue()
         self.send(*frames)
-        self._responses = Conversation(registry, "").run(self._iterate())
+        self.direct = DirectFrames()
+        writer = CallWriter(self.direct, check=lambda: None)
+        self._responses = Conversation(registry, "", writer=writer).run(self._iterate())
         self._reading: asyncio.Task[ConverseResponse] | None = None
 
     def send(self, *frames: ConverseRequest) -> None:
@@ -220,8 +224,7 @@ class Talk:
 
     async def is_silent(self, seconds: float = 0.1) -> bool:
         """Whether nothing is told for a while."""
-        self._reading = self._reading or asyncio.ensure_future(anext(self._responses))
-        return not (await asyncio.wait({self._reading}, timeout=seconds))[0]
+        return not await self._is_told_of(seconds)
 
     async def until(self, is_last: Callable[[ConverseResponse], bool]) -> list[ConverseResponse]:
         """Reads up to the first frame that is wanted."""
@@ -256,9 +259,25 @@ class Talk:
         await self._responses.aclose()
 
     async def _read(self) -> ConverseResponse:
-        reading = self._reading or asyncio.ensure_future(anext(self._responses))
-        self._reading = None
+        await self._is_told_of(None)
+        if (frame := self.direct.take()) is not None:
+            return frame
+        reading, self._reading = self._reading, None
         return await reading
+
+    async def _is_told_of(self, timeout_s: float | None) -> bool:
+        """Waits for a frame, whether the stream's task tells it or another writes it."""
+        self._reading = self._reading or asyncio.ensure_future(anext(self._responses))
+        arriving = asyncio.ensure_future(self.direct.arrive())
+        try:
+            told, _ = await asyncio.wait(
+                {self._reading, arriving},
+                timeout=timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            arriving.cancel()
+        return bool(told)
 
     async def _iterate(self) -> AsyncIterator[ConverseRequest]:
         while (frame := await self._requests.get()) is not None:

@@ -9,6 +9,7 @@ from antiphon.v1.session_pb2 import ConverseRequest, ConverseResponse, SessionOp
 from antiphon.v1.types_pb2 import GoAway
 
 from antiphon_engine.api.errors import AntiphonError
+from antiphon_server.call_writer import CallWriter
 from antiphon_server.services.converse_stream import ConverseStream, Requests, StreamTerms
 from antiphon_server.services.opening import Opening, read_open
 from antiphon_server.services.reader_watch import grace_of
@@ -22,12 +23,25 @@ class Conversation:
     """A stream of frames, from `open` to its end."""
 
     def __init__(
-        self, registry: SessionRegistry, tenant: str, *, call: CallTrace | None = None
+        self,
+        registry: SessionRegistry,
+        tenant: str,
+        *,
+        call: CallTrace | None = None,
+        writer: CallWriter | None = None,
     ) -> None:
-        """Sets what it is about; `call` is what brings its turns, where anyone hears of that."""
+        """Sets what it is about.
+
+        Args:
+            registry: Where its session is.
+            tenant: Whose it is.
+            call: What brings its turns, where anyone hears of that.
+            writer: What writes to its caller beside `run`; None: nothing does.
+        """
         self._registry = registry
         self._tenant = tenant
         self._call = call
+        self._writer = writer
         self._stream: ConverseStream | None = None
         self._away: tuple[GoAway, AntiphonError] | None = None
         self._told = asyncio.Event()
@@ -52,6 +66,7 @@ class Conversation:
                 opening=opening,
                 call=self._call,
                 grace=grace_of(self._registry.surroundings),
+                writer=self._writer,
             )
             stream = self._stream = ConverseStream(
                 session, session.attach(opening.attachment), terms

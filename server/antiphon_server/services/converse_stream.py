@@ -16,7 +16,9 @@ from antiphon.v1.session_pb2 import (
 from antiphon.v1.types_pb2 import GoAway
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, FieldViolation, InvalidRequest
+from antiphon_server.call_writer import CallWriter
 from antiphon_server.services.acknowledgements import Acknowledgements
+from antiphon_server.services.direct_telling import DirectTelling, Telling
 from antiphon_server.services.opening import Opening
 from antiphon_server.services.reader_watch import Grace, ReaderWatch
 from antiphon_server.sessions.attachment import Attachment
@@ -51,6 +53,8 @@ class StreamTerms:
     """What turns without a trace of their own are a part of; None: nobody hears of it."""
     grace: Grace
     """How long its reader may take nothing."""
+    writer: CallWriter | None = None
+    """What writes beside the task that reads `frames`; None: nothing does."""
 
 
 class ConverseStream:
@@ -70,6 +74,9 @@ class ConverseStream:
         self._readers: list[EventReader] = []
         self._acks = Acknowledgements(terms.opening.max_unacked_events)
         self._watch = ReaderWatch(terms.grace, self._lose)
+        self._direct = DirectTelling(
+            terms.writer, Telling(wake=attachment.wake, acks=self._acks, watch=self._watch)
+        )
         self._rejected: deque[FrameRejected] = deque()
         self._room = asyncio.Event()
         self._incoming: asyncio.Task[None] | None = None
@@ -141,7 +148,7 @@ class ConverseStream:
                 self._incoming.result()
                 return
             if not (self._to_replay and await self._replay_next()):
-                await attachment.wake.wait()
+                await self._direct.wait_for_news()
 
     @property
     def _has_turns(self) -> bool:
@@ -200,7 +207,7 @@ class ConverseStream:
             drives=self._drives,
             acknowledges=self._acks.counts,
         )
-        reader = log.open_reader(self._attachment.wake, spec)
+        reader = log.open_reader(self._attachment.wake, spec, take_news=self._direct.tell)
         self._readers.append(reader)
         self._acks.follow(reader)
 

@@ -35,6 +35,7 @@ from google.protobuf.message import Message
 from grpc.aio import ServicerContext
 
 from antiphon_server.answer_size import check_answer_size
+from antiphon_server.call_writer import current_writer
 from antiphon_server.caller import caller_of
 from antiphon_server.long_calls import LongCalls
 from antiphon_server.services.call_ends import close_with
@@ -107,7 +108,12 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         context: ServicerContext[ConverseRequest, ConverseResponse],
     ) -> AsyncGenerator[ConverseResponse, None]:
         """Talks."""
-        conversation = Conversation(self._registry, caller_of(context).tenant, call=current_call())
+        conversation = Conversation(
+            self._registry,
+            caller_of(context).tenant,
+            call=current_call(),
+            writer=current_writer(),
+        )
         close_with(context, conversation)
         with self._long_calls.hold_stream(conversation):
             async with contextlib.aclosing(conversation.run(request_iterator)) as frames:

@@ -133,7 +133,13 @@ class EventLog(NumberedEvents):
         self.add_text(text)
         self._announce()
 
-    def open_reader(self, wake: asyncio.Event, spec: ReaderSpec = FROM_START) -> "EventReader":
+    def open_reader(
+        self,
+        wake: asyncio.Event,
+        spec: ReaderSpec = FROM_START,
+        *,
+        take_news: "TakeNews | None" = None,
+    ) -> "EventReader":
         """Returns a reader; close it.
 
         A cursor that can't be served gets `reset` and the turn from its start.
@@ -141,11 +147,13 @@ class EventLog(NumberedEvents):
         Args:
             wake: Set when there is news.
             spec: Where it stands, and how it reads.
+            take_news: Asked first, whenever news come; `wake` is set where it says no.
         """
         cursor = spec.cursor
         resets = cursor is not None and not self._can_serve(cursor)
         sequence = cursor.sequence if cursor is not None and not resets else 0
         reader = EventReader(self, wake, spec=spec, sequence=sequence, resets=resets)
+        reader.take_news = take_news
         self._readers.add(reader)
         if spec.drives:
             self._drivers.append(reader)
@@ -194,7 +202,8 @@ class EventLog(NumberedEvents):
 
     def _announce(self) -> None:
         for reader in self._readers:
-            reader.wake.set()
+            if reader.take_news is None or not reader.take_news(reader):
+                reader.wake.set()
         if self.size_bytes > self._max_backlog_bytes:
             self.weigh()
 
@@ -216,6 +225,8 @@ class EventReader:
         self.drives: Final = spec.drives
         self.sequence = sequence
         """The last number that was read."""
+        self.take_news: TakeNews | None = None
+        """Takes news as they come; see EventLog.open_reader."""
         self._acknowledged = sequence
         self._acknowledges = spec.acknowledges
         self._frame_id = spec.frame_id
@@ -235,6 +246,11 @@ class EventReader:
     def has_news(self) -> bool:
         """Whether `read` returns something."""
         return self._resets or self.sequence < self.log.last_sequence
+
+    @property
+    def has_delta(self) -> bool:
+        """Whether `read` returns a piece of output."""
+        return not self._resets and self.log.has_delta_after(self.sequence)
 
     @property
     def finished(self) -> bool:
@@ -284,3 +300,6 @@ class EventReader:
     def close(self) -> None:
         """Lets go of the log."""
         self.log.close_reader(self)
+
+
+TakeNews = Callable[[EventReader], bool]

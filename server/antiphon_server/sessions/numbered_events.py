@@ -118,6 +118,15 @@ class NumberedEvents:
             return True
         return entry.last_sequence == sequence and entry.ends_exactly
 
+    def has_delta_after(self, sequence: int) -> bool:
+        """Whether what follows a number is a piece of output."""
+        if sequence == self.last_sequence:
+            return False
+        if sequence == self.last_sequence - 1 and self._latest is not None:
+            return not isinstance(self._latest, TurnEvent)
+        entry = self._entries[bisect_right(self._firsts, sequence + 1) - 1]
+        return isinstance(entry, DeltaRun)
+
     def tell_after(self, sequence: int, told: TurnEvent) -> bool:
         """Writes into an empty event what follows a number: one event, or deltas joined.
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,8 +11,10 @@ import grpc
 import pytest
 from antiphon.v1.inference_pb2 import GenerateRequest, StreamGenerateResponse
 
+from antiphon_engine.api.errors import AntiphonError
 from antiphon_server.access.authentication import CredentialCheck
 from antiphon_server.access.credentials import load_credentials
+from antiphon_server.call_writer import current_writer
 from antiphon_server.interceptors import RECHECK_INTERVAL_S, CallInterceptor
 from antiphon_server.offload import Offload
 from support.server import details_of
@@ -32,8 +34,14 @@ class Telling:
     async def answer(
         self, request: GenerateRequest, context: object
     ) -> AsyncIterator[StreamGenerateResponse]:
+        writer = current_writer()
+        assert writer is not None
         while True:
-            yield await self.news.get()
+            told = await self.news.get()
+            # As before a direct write; one that is refused is left to this handler.
+            with suppress(AntiphonError):
+                writer.check()
+            yield told
 
     def handler(self) -> grpc.GenericRpcHandler:
         method = grpc.unary_stream_rpc_method_handler(

@@ -1,0 +1,82 @@
+"""Output told as it comes, without the stream's task being woken for it."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+from antiphon.v1.session_pb2 import ConverseResponse
+
+from antiphon_engine.api.errors import AntiphonError
+from antiphon_server.call_writer import CallWriter
+from antiphon_server.services.acknowledgements import Acknowledgements
+from antiphon_server.services.reader_watch import ReaderWatch
+from antiphon_server.sessions.event_log import EventReader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telling:
+    """What a stream's task and its direct writes share."""
+
+    wake: asyncio.Event
+    """Set when there is something for the task to do."""
+    acks: Acknowledgements
+    watch: ReaderWatch
+
+
+class DirectTelling:
+    """Tells of pieces of output where they come about. Used on one event loop.
+
+    1. It writes only while the stream's task waits for news and nothing waits for that; so all
+       that a stream tells has one order, which is the task's.
+    2. Whatever is no piece of output is the task's, and so is what can't be told now.
+    """
+
+    def __init__(self, writer: CallWriter | None, telling: Telling) -> None:
+        """Sets what writes; None: the task alone does."""
+        self._writer: Final = writer
+        self._telling: Final = telling
+        self._task_waits = False
+        self._reader: EventReader | None = None  # Whose news are being written.
+
+    def tell(self, reader: EventReader) -> bool:
+        """Tells what is new to a reader, at once or behind what is being written for it.
+
+        Returns:
+            False: the task has to.
+        """
+        writer, telling = self._writer, self._telling
+        if writer is None or not self._task_waits or telling.wake.is_set():
+            return False
+        if writer.is_busy:
+            return reader is self._reader
+        if telling.acks.full or not reader.has_delta:
+            return False
+        try:
+            writer.check()
+        except AntiphonError:
+            return False  # What the task tells next is refused as well, and ends the call.
+        frame = ConverseResponse()
+        reader.read_into(frame.turn_event)
+        telling.acks.note_sent(frame.turn_event)
+        self._reader = reader
+        telling.watch.begin_write()
+        writer.begin(frame, self._look_again)
+        return True
+
+    async def wait_for_news(self) -> None:
+        """Returns once there is something for the task, and it may write."""
+        self._task_waits = True
+        try:
+            await self._telling.wake.wait()
+        finally:
+            self._task_waits = False
+        if self._writer is not None:
+            await self._writer.free()
+
+    def _look_again(self) -> None:
+        """Tells what came while a message was written."""
+        reader = self._reader
+        assert reader is not None
+        self._telling.watch.end_write()
+        if reader.has_news and not self.tell(reader):
+            self._telling.wake.set()
