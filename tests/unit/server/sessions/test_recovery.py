@@ -5,14 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from antiphon.v1.session_pb2 import (
-    HistoryPoint,
-    Session,
-    StartTurn,
-    Turn,
-    TurnCursor,
-    TurnEvent,
-)
+from antiphon.v1.session_pb2 import HistoryPoint, Session, StartTurn, Turn, TurnCursor, TurnEvent
 from antiphon.v1.types_pb2 import (
     FINISH_REASON_CANCELLED,
     GenerationConfig,
@@ -54,17 +47,16 @@ def spec(spec: BenchSpec) -> BenchSpec:
 
 
 async def follow(bench: SessionBench, turn_id: str) -> list[TurnEvent]:
-    """Reads a turn that is there, to its end."""
+    """`follow_all` of one."""
     return (await follow_all(bench, turn_id))[0]
 
 
 async def follow_all(bench: SessionBench, *turn_ids: str) -> list[list[TurnEvent]]:
     """Reads turns that are there, to their ends; an engine that is held steps from then on."""
     async with bench.registry.use(KEY) as session:
-        live = {turn.turn_id: turn for turn in session.live_turns}
-        assert {*turn_ids} <= {*live}, f"of {turn_ids} only {[*live]} are live"
+        logs = {turn.turn_id: turn.log for turn in session.live_turns}
         bench.engine.release()
-        return await asyncio.gather(*(events_of(live[turn_id].log) for turn_id in turn_ids))
+        return await asyncio.gather(*(events_of(logs[name]) for name in turn_ids))
 
 
 async def run_calmly(spec: BenchSpec, *turns: tuple[str, int]) -> list[list[TurnEvent]]:
