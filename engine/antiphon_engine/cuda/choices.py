@@ -19,6 +19,7 @@ import triton
 
 from antiphon_engine.cuda.kernels.paged_attention import PagedConfig
 from antiphon_engine.cuda.kernels.products import Product, ProductConfig, can_scale_blocks
+from antiphon_engine.cuda.kernels.spread_attention import SpreadConfig
 
 _log = structlog.get_logger(__name__)
 
@@ -31,6 +32,11 @@ _FORMAT: Final = 1
 _WIDE_OUT: Final = 1 << 16
 """Output features of a product that keeps a device busy by itself: the output matrix."""
 _NUM_MULTIPROCESSORS: Final = 132
+SPREAD_ROWS: Final = 9
+"""Rows from which on programs share all of them evenly: they keep the device busy together."""
+_PROGRAMS_AT_ONCE: Final = 4
+"""Of spread attention on a multiprocessor, whose registers suffice for so many."""
+_INTERPRETED_PROGRAMS: Final = 8
 _TILES: Final = (
     (16, 256, 4, 4, 1), (32, 128, 5, 4, 1), (32, 256, 4, 4, 1), (64, 128, 4, 4, 1),
     (64, 128, 6, 4, 1), (128, 64, 5, 4, 1), (64, 256, 3, 8, 1), (64, 128, 5, 4, 2),
@@ -106,20 +112,21 @@ def _default_narrow(product: Product, num_rows: int) -> ProductConfig | None:
 
 
 def paged_config(num_rows: int) -> PagedConfig:
-    """Returns how the attention of so many rows is divided.
+    """Returns how the attention of fewer rows than `SPREAD_ROWS` is divided.
 
-    Programs that a row's length doesn't need end at once, but each takes a place for a microsecond:
-    where many rows keep the device busy, few programs may share one.
+    Programs that a row's length doesn't need end at once, but each takes a place for a microsecond.
     """
     if num_rows <= 2:
         return PagedConfig(max_splits=32, min_split_tokens=64, block_tokens=128)
-    if num_rows <= 8:
-        return PagedConfig(max_splits=8, min_split_tokens=320, block_tokens=128)
-    if num_rows <= 32:
-        return PagedConfig(max_splits=4, min_split_tokens=640, num_warps=2)
-    if num_rows < 128:
-        return PagedConfig(max_splits=4, min_split_tokens=1024, num_warps=2)
-    return PagedConfig(max_splits=2, min_split_tokens=2048, num_warps=2)
+    return PagedConfig(max_splits=8, min_split_tokens=320, block_tokens=128)
+
+
+def spread_config(device: torch.device) -> SpreadConfig:
+    """Returns how the attention of `SPREAD_ROWS` and more is divided: as many programs as fit."""
+    if device.type != "cuda":
+        return SpreadConfig(num_programs=_INTERPRETED_PROGRAMS)
+    num_multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    return SpreadConfig(num_programs=_PROGRAMS_AT_ONCE * num_multiprocessors)
 
 
 def _config(tile: tuple[int, int, int, int, int], *, one_row: bool = False) -> ProductConfig:

@@ -162,7 +162,7 @@ def block_places(
 
 
 @jit
-def _store_new(
+def store_new(
     qkv_row, keys, values, place, own_D, partner_D, cosine_D, sine_D, epsilon, kv_head,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
@@ -228,7 +228,7 @@ def _merge(
 
 
 @jit
-def _attend(
+def attend_tokens(
     q, keys, values, table, kv_head, first, end, best, weight, total, scale,
     BLOCK: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -327,14 +327,14 @@ def _paged_kernel(
     total = tl.zeros([ROWS, D], tl.float32)
     if split == num_splits - 1:
         place = block_places(table, position, True, kv_head, BLOCK, KV_HEADS, D)
-        key, value = _store_new(
+        key, value = store_new(
             qkv_row, keys, values, place, k_own, k_partner, cosine, sine, epsilon, kv_head,
             HEADS, KV_HEADS, D, NORM,
         )  # fmt: skip
         best = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * scale
         weight += 1.0
         total += value.to(tl.float32)
-    best, weight, total = _attend(
+    best, weight, total = attend_tokens(
         q, keys, values, table, kv_head, first, end, best, weight, total, scale,
         BLOCK, KV_HEADS, D, TOKENS, STAGES,
     )  # fmt: skip

@@ -126,11 +126,12 @@ def _turn(
         at = ((block * BLOCK + token % BLOCK) * KV_HEADS + kv_head) * D
         k = tl.load(keys + at[None, :] + feature[:, None])
         v = tl.load(values + at[:, None] + feature[None, :])
-    scores = tl.dot(q, k, input_precision="ieee") * scale
+    scores = tl.dot(q, k, input_precision="ieee")
     if CAUSAL:
         scores = tl.where(token[None, :] <= position[:, None], scores, -1.0e30)
-    better = tl.maximum(best, tl.max(scores, 1))
-    shares = tl.exp2(scores - better[:, None])
+    # Scaled behind the maximum: a multiplication and a subtraction become one instruction.
+    better = tl.maximum(best, tl.max(scores, 1) * scale)
+    shares = tl.exp2(scores * scale - better[:, None])
     fade = tl.exp2(best - better)
     weight = weight * fade + tl.sum(shares, 1)
     total = tl.dot(shares.to(v.dtype), v, total * fade[:, None], input_precision="ieee")

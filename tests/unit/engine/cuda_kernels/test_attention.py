@@ -17,6 +17,12 @@ from antiphon_engine.cuda.kernels.prefill_attention import (
     attend_rows,
     store_heads,
 )
+from antiphon_engine.cuda.kernels.spread_attention import (
+    SpreadConfig,
+    SpreadWorkspace,
+    attend_spread,
+    plan_rows,
+)
 from support import cuda_reference as reference
 
 NUM_SLOTS, NUM_BLOCKS = 4, 8
@@ -93,6 +99,33 @@ class Cache:
         assert not workspace.arrivals.any()
         return out
 
+    def spread(self, qkv: Tensor, positions: list[int], slots: list[int], num_cuts: int) -> Tensor:
+        out = self.out(len(positions))
+        config = SpreadConfig(
+            num_programs=num_cuts * self.heads.num_kv_heads,
+            min_tokens=16,
+            block_tokens=16,
+            num_stages=2,
+        )
+        workspace = SpreadWorkspace.allocate(self.heads, config, num_rows=8, device=self.device)
+        rows = PagedRows(
+            positions_B=self.ints(positions),
+            slots_B=self.ints(slots),
+            block_tables_SM=self.tables,
+        )
+        plan_rows(rows.positions_B, heads=self.heads, config=config, workspace=workspace)
+        attend_spread(
+            qkv,
+            out,
+            self.pools,
+            heads=self.heads,
+            rows=rows,
+            config=config,
+            workspace=workspace,
+        )
+        assert not workspace.arrivals.any()
+        return out
+
     def prefill(self, qkv: Tensor, rows: list[tuple[int, int, int]], config=PREFILL) -> Tensor:
         """Rows are slots, contexts and numbers of tokens."""
         places = [(slot, at) for slot, begin, count in rows for at in range(begin, begin + count)]
@@ -157,6 +190,69 @@ def test_decode_is_attention_over_the_cache_and_the_new_token(
         assert torch.equal(values[position].float(), v[row])
         wanted = reference.attention(q[row : row + 1], keys, values, context=position)
         assert reference.relative_error(out[row], wanted.flatten()) < tolerance
+
+
+@pytest.mark.parametrize(
+    ("heads", "kind", "num_cuts"),
+    [
+        (*QWEN3, 3),
+        pytest.param(*SEVEN_QUERIES, 7, marks=pytest.mark.device),
+        pytest.param(*ONE_QUERY, 1, marks=pytest.mark.device),
+        pytest.param(*QWEN3, 40, marks=pytest.mark.device),
+    ],
+    ids=("some_cuts", "seven_queries", "one_cut", "as_many_as_there_may_be"),
+)
+def test_decode_of_planned_pieces_attends_to_context_and_itself(
+    device, dtype, tolerance, heads, kind, num_cuts
+) -> None:
+    cache = Cache(device, dtype, heads, **kind)
+    # A row to be cut, one of its new token alone, padding, the end of a turn and what follows it.
+    positions, slots = [100, 0, -1, 15, 16], [0, 1, 3, 2, 3]
+    qkv = cache.qkv(5)
+    q, k, v = reference.prepared_heads(cache.heads, qkv, cache.ints(positions).clamp(min=0))
+
+    out = cache.spread(qkv, positions, slots, num_cuts)
+
+    for row, (position, slot) in enumerate(zip(positions, slots, strict=True)):
+        if position < 0:
+            assert out[row].isnan().all()
+            continue
+        keys, values = cache.context(slot, position + 1)
+        assert reference.relative_error(keys[position], k[row]) < tolerance
+        assert torch.equal(values[position].float(), v[row])
+        wanted = reference.attention(q[row : row + 1], keys, values, context=position)
+        assert reference.relative_error(out[row], wanted.flatten()) < tolerance
+
+
+@pytest.mark.parametrize("num_rows", [3, pytest.param(500, marks=pytest.mark.device)])
+def test_plans_cover_every_row_longest_pieces_first(device, dtype, num_rows) -> None:
+    heads = Cache(device, dtype, (4, 2, 16)).heads
+    config = SpreadConfig(num_programs=2 * 4, min_tokens=32, block_tokens=16)
+    workspace = SpreadWorkspace.allocate(heads, config, num_rows=num_rows, device=device)
+    workspace.items.fill_(77)
+    positions = torch.randint(-1, 300, (num_rows,), dtype=torch.int32, device=device)
+
+    plan_rows(positions, heads=heads, config=config, workspace=workspace)
+
+    items = workspace.items[:, :5].tolist()
+    planned = [item for item in items if item[0] >= 0]
+    assert items[len(planned) :] == [[-1, *item[1:]] for item in items[len(planned) :]]
+    limit = max(int((positions + 1).sum()) / 4, 32)
+    shares = []
+    for row, position in enumerate(positions.tolist()):
+        own = [(at, *item[1:]) for at, item in enumerate(planned) if item[0] == row]
+        assert bool(own) == (position >= 0)
+        begin = 0
+        for at, first, end, first_item, num_pieces in own:
+            assert (first, first_item, num_pieces) == (begin, own[0][0], len(own))
+            assert at == first_item + own.index((at, first, end, first_item, num_pieces))
+            assert end - first <= limit + 16
+            begin = end
+        assert not own or begin == position
+        if own:
+            shares.append((own[0][0], own[0][2] if len(own) > 1 else position + 1))
+    firsts = [-(-share // 16) for _, share in sorted(shares)]
+    assert firsts == sorted(firsts, reverse=True)
 
 
 def test_decode_writes_new_tokens_and_nothing_else(device, dtype) -> None:
