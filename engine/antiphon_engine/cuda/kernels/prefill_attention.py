@@ -245,21 +245,27 @@ def _store_kernel(
         return
     head = tl.program_id(1) * TILE + tl.arange(0, TILE)
     feature = tl.arange(0, D)
-    cosine, sine = rotation(cosines, sines, position, D)
+    element = qkv.dtype.element_ty
     rows = qkv + t.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * D) + head * D
     slot = tl.load(slot_mapping + t)
     stored = (slot * KV_HEADS + (head - HEADS) % KV_HEADS) * D
+    # A tile may have heads of two kinds; most have one, and do nothing for the others.
+    first = tl.program_id(1) * TILE
     is_q = head < HEADS
     is_k = (head >= HEADS) & (head < HEADS + KV_HEADS)
     is_v = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
-    own, partner = norm_weight(q_norm, D, NORM)
-    q = rotated_heads(rows, is_q, own, partner, cosine, sine, epsilon, D, NORM)
-    own, partner = norm_weight(k_norm, D, NORM)
-    k = rotated_heads(rows, is_k, own, partner, cosine, sine, epsilon, D, NORM)
-    v = tl.load(rows[:, None] + feature[None, :], mask=is_v[:, None], other=0.0)
-    # Every read of a head comes before its write.
-    tl.debug_barrier()
-    element = qkv.dtype.element_ty
-    tl.store(rows[:, None] + feature[None, :], q.to(element), mask=is_q[:, None])
-    tl.store(keys + stored[:, None] + feature[None, :], k.to(element), mask=is_k[:, None])
-    tl.store(values + stored[:, None] + feature[None, :], v, mask=is_v[:, None])
+    if first < HEADS + KV_HEADS:
+        cosine, sine = rotation(cosines, sines, position, D)
+        if first < HEADS:
+            own, partner = norm_weight(q_norm, D, NORM)
+            q = rotated_heads(rows, is_q, own, partner, cosine, sine, epsilon, D, NORM)
+            # Every read of a head comes before its write.
+            tl.debug_barrier()
+            tl.store(rows[:, None] + feature[None, :], q.to(element), mask=is_q[:, None])
+        if first + TILE > HEADS:
+            own, partner = norm_weight(k_norm, D, NORM)
+            k = rotated_heads(rows, is_k, own, partner, cosine, sine, epsilon, D, NORM)
+            tl.store(keys + stored[:, None] + feature[None, :], k.to(element), mask=is_k[:, None])
+    if first + TILE > HEADS + KV_HEADS:
+        v = tl.load(rows[:, None] + feature[None, :], mask=is_v[:, None], other=0.0)
+        tl.store(values + stored[:, None] + feature[None, :], v, mask=is_v[:, None])
