@@ -19,6 +19,7 @@ from antiphon_server.constraints.check_messages import (
     Verified,
 )
 from antiphon_server.constraints.checker_process import run
+from support.zygote import launcher_command
 
 
 def fake_checker_command(notes: Path) -> list[str]:
@@ -29,6 +30,11 @@ def fake_checker_command(notes: Path) -> list[str]:
         "from support.fake_checker import main; main(sys.argv[1], sys.argv[2:])"
     )
     return [sys.executable, "-c", program, str(notes)]
+
+
+def fork_fake_checker(notes: Path) -> list[str]:
+    """As `fake_checker_command`, by a fork; its process id is not the checker's."""
+    return [*launcher_command(), "support.fake_checker", str(notes)]
 
 
 def noted_jobs(notes: Path) -> list[tuple[int, str]]:
@@ -43,6 +49,12 @@ def noted_loads(notes: Path) -> list[tuple[str, int]]:
     """Returns which backends were loaded, in turn, and how nice the process was meanwhile."""
     lines = _loads(notes).read_text(encoding="utf-8").splitlines()
     return [(line.split()[0], int(line.split()[1])) for line in lines]
+
+
+def forked_main() -> int:
+    """Runs it by the arguments of a fork."""
+    main(sys.argv[1], sys.argv[2:])
+    return 0
 
 
 def main(notes: str, arguments: list[str]) -> None:

@@ -11,9 +11,11 @@ from antiphon_engine.__main__ import main as engine_main
 from antiphon_engine.grammar import llguidance_backend, xgrammar_backend  # noqa: F401
 from antiphon_server.constraints.checker_process import main as checker_main
 from antiphon_server.settings import setting_keys
+from support.fake_checker import forked_main as fake_checker_main
 from support.fake_engine_process import main as fake_engine_main
 from support.scripted_engine import main as scripted_main
 from support.serve_by_forks import main as serve_main
+from support.terminal import main as terminal_main
 from torture.trusting_checker_process import main as trusting_checker_main
 from torture.zygote import serve_commands
 
@@ -38,8 +40,10 @@ MAINS: Final[Mapping[str, Callable[[], int]]] = {
     "antiphon_engine": engine_main,
     "antiphon_serve": serve_main,
     "bench.grammar": _grammar_bench,
+    "support.fake_checker": fake_checker_main,
     "support.fake_engine_process": fake_engine_main,
     "support.scripted_engine": scripted_main,
+    "support.terminal": terminal_main,
     "test_worker": _test_worker,
     "torture.trusting_checker_process": trusting_checker_main,
     "torture.zygote": serve_commands,

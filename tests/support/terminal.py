@@ -1,34 +1,47 @@
 """A program at a terminal: what it writes, and what a person types."""
 
+import fcntl
 import os
 import pty
 import re
+import runpy
 import select
+import signal
 import subprocess
 import sys
 import termios
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from support.zygote import launcher_command
 
 CTRL_C = "\x03"
 CTRL_D = "\x04"
 _CONTROL_SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\r")
 
-# The terminal must be the controlling one, so that Ctrl-C there interrupts; and what runs in a
-# shell's background, as the tests may, ignores interrupts until it says otherwise.
-_AT_TERMINAL = """
-import fcntl, runpy, signal, sys, termios
-signal.signal(signal.SIGINT, signal.default_int_handler)
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-del sys.argv[0]
-runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-"""
+
+def main() -> int:
+    """Runs the module that the first argument names, at the terminal on standard input.
+
+    That must be the controlling one, so that Ctrl-C there interrupts; and what runs in a shell's
+    background, as the tests may, ignores interrupts until it says otherwise.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    del sys.argv[0]
+    sys.modules.pop(sys.argv[0], None)  # It is to run as a program does, from its beginning.
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    return 0
 
 
 class Terminal:
-    """Runs a Python module at a pseudo-terminal of its own. Blocks: use it from a thread."""
+    """Runs a Python module at a pseudo-terminal of its own. Blocks: use it from a thread.
+
+    By a fork of the tests' zygote, which spares it the imports, unless told otherwise.
+    """
 
     def __init__(
         self,
@@ -38,7 +51,19 @@ class Terminal:
         environ: Mapping[str, str],
         echoes: bool = False,
         limit_s: float = 60.0,
+        forked: bool = True,
     ) -> None:
+        """Starts it.
+
+        Args:
+            module: Runs as `python -m` would run it.
+            arguments: Of its command line.
+            environ: Set beside this process's.
+            echoes: Whether the terminal shows what is typed.
+            limit_s: How long it may take to write what is expected.
+            forked: False: a process of its own, in which readline reads how lines are edited.
+        """
+        program = [*launcher_command(), "support.terminal"] if forked else _program()
         self._limit_s = limit_s
         self._master, slave = pty.openpty()
         if not echoes:
@@ -46,7 +71,7 @@ class Terminal:
             attributes[3] &= ~termios.ECHO
             termios.tcsetattr(slave, termios.TCSANOW, attributes)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _AT_TERMINAL, module, *arguments],
+            [*program, module, *arguments],
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -108,3 +133,9 @@ class Terminal:
         self.raw += piece.decode(errors="replace")
         self.written += _CONTROL_SEQUENCES.sub("", piece.decode(errors="replace"))
         return bool(piece)
+
+
+def _program() -> list[str]:
+    tests = str(Path(__file__).parents[1])
+    code = f"import sys; sys.path.insert(0, {tests!r}); from support.terminal import main; main()"
+    return [sys.executable, "-c", code]

@@ -74,8 +74,8 @@ def start_zygote(
         process = subprocess.Popen(
             [sys.executable, "-c", program],
             stdin=subprocess.PIPE,
-            # Its threads would not be there in a fork.
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            # Its threads would not be there in a fork, and what readline knows of a terminal would.
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "TERM": "dumb"},
             pass_fds=(listener.fileno(),),
             start_new_session=True,
         )

@@ -32,14 +32,16 @@ DIMMED = "\x1b[2mthinking\x1b[22m"
 
 
 @asynccontextmanager
-async def chatting(servicer, *, echoes=False, environ=MappingProxyType({})):
+async def chatting(servicer, *, echoes=False, environ=MappingProxyType({}), forked=True):
     """Yields a function that runs a dialogue with `antiphon chat` and returns what it returns."""
     async with serving(sessions=servicer, models=OneModel()) as target:
 
         async def run(dialogue, *arguments):
             def at_terminal():
                 words = ["chat", "--target", target, *arguments]
-                terminal = Terminal("antiphon_cli.main", words, environ=environ, echoes=echoes)
+                terminal = Terminal(
+                    "antiphon_cli.main", words, environ=environ, echoes=echoes, forked=forked
+                )
                 with terminal:
                     return dialogue(terminal)
 
@@ -178,7 +180,7 @@ async def test_ctrl_c_at_the_prompt_is_understood_by_those_who_edit_as_in_vi(tmp
         return terminal.wait()
 
     servicer = Conversing(echo)
-    async with chatting(servicer, echoes=True, environ=environ) as run:
+    async with chatting(servicer, echoes=True, environ=environ, forked=False) as run:
         assert await run(dialogue) == 0
 
     assert servicer.frames[1].generate.items == [user("whole")]

@@ -143,7 +143,7 @@ steps = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(steps=steps, first=pieces, more=st.lists(pieces, max_size=4), may_differ=st.booleans())
 def test_whatever_is_told_again_is_read_once(steps, first, more, may_differ):
     """Several readers on a server tell a turn in any order, from any place, in any epoch."""

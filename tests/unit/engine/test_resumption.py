@@ -24,7 +24,7 @@ UINT64 = st.integers(0, 2**64 - 1)
 
 
 @given(seed=UINT64, num_tokens=st.integers(0, 2**31), position=st.integers(0, 2**20))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 def test_shifted_seed_draws_what_the_seed_draws_later(
     seed: int, num_tokens: int, position: int
 ) -> None:

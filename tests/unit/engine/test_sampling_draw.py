@@ -69,7 +69,7 @@ def test_shares_of_draws_equal_the_reference_distribution(
     np.testing.assert_allclose(shares, expected, atol=2 / 2000)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 1000),
     step=st.sampled_from([0.0, 0.25, 2.0]),

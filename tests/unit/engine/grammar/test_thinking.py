@@ -223,7 +223,7 @@ def test_a_fork_goes_its_own_way() -> None:
     assert other.phase is Phase.BLANKS
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(
     marker=st.text("ab<", min_size=1, max_size=5),
     pieces=st.lists(st.text("ab<", min_size=1, max_size=4), max_size=8),

@@ -127,7 +127,7 @@ def test_layers_have_memory_of_their_own(layer):
     assert not any(pool.any() for pool in kv.layer(1 - layer))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     num_blocks=st.lists(st.integers(1, 500), min_size=1, max_size=64),
     limit=st.integers(1, 4000),

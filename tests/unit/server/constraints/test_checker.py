@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from antiphon_server.constraints.check_messages import CheckerStart, WorkerLimit
 from antiphon_server.constraints.checker import CheckerLimits, ConstraintChecker
 from antiphon_server.constraints.checker_link import CheckerLink
 from antiphon_server.constraints.request import CheckedConstraint, ConstraintKind, ConstraintRequest
-from support.fake_checker import fake_checker_command, noted_jobs, noted_loads
+from support.fake_checker import fake_checker_command, fork_fake_checker, noted_jobs, noted_loads
 
 PATH = "config.constraint"
 LIMITS = WorkerLimits(cpu_s=0.3, memory_bytes=256 << 20)
@@ -55,13 +55,18 @@ class Bench:
 
 @asynccontextmanager
 async def checking(
-    directory: Path, *, num_workers: int = 2, max_pending: int = 66, cache_bytes: int = 1 << 20
+    directory: Path,
+    *,
+    num_workers: int = 2,
+    max_pending: int = 66,
+    cache_bytes: int = 1 << 20,
+    command: Callable[[Path], list[str]] = fork_fake_checker,
 ) -> AsyncIterator[Bench]:
     notes = directory / "notes"
     start = CheckerStart(
         checkpoint="", vocabulary_size=1, num_workers=num_workers, worker_limits=LIMITS
     )
-    link = CheckerLink(lambda: start, command=fake_checker_command(notes))
+    link = CheckerLink(lambda: start, command=command(notes))
     limits = CheckerLimits(max_pending=max_pending, cache_bytes=cache_bytes, worker=LIMITS)
     checker = ConstraintChecker({GrammarBackend.LLGUIDANCE: link}, limits)
     try:
@@ -173,7 +178,8 @@ async def test_a_check_that_hangs_without_working_is_ended_too(tmp_path: Path) -
 
 @pytest.mark.parametrize("word", ["grow", "crash", "fault"])
 async def test_a_check_that_breaks_its_worker_fails_alone(tmp_path: Path, word: str) -> None:
-    async with checking(tmp_path) as bench:
+    # A fork of the tests' is so large that its crash would take longer than a check may.
+    async with checking(tmp_path, command=fake_checker_command) as bench:
         broken, other = await asyncio.gather(bench.failure(word), bench.check("sleep 0.1"))
 
         assert broken.reason is ErrorReason.CONSTRAINT_TOO_COMPLEX

@@ -22,7 +22,7 @@ def written(number: Decimal) -> str:
     return format(number, "f")
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(_NUMBERS, _NUMBERS, st.booleans())
 @example(Decimal(0), Decimal("0.1"), True)
 @example(Decimal("0.3"), Decimal("0.30"), True)

@@ -97,7 +97,7 @@ _PATTERNS = st.tuples(
 ).map("".join)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(_PATTERNS, st.lists(st.text("abc-", max_size=6), min_size=5, max_size=5))
 def test_a_pattern_matches_what_another_implementation_finds(pattern: str, texts: list[str]):
     language = searched(pattern)

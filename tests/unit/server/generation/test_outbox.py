@@ -19,7 +19,7 @@ def event(tag: int, size: int) -> TaggedEvent:
     )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(st.lists(st.one_of(st.none(), st.integers(0, 900)), max_size=60))
 def test_events_leave_in_order_in_bounded_frames_and_fullness_is_told_once(
     moves: list[int | None],

@@ -356,7 +356,7 @@ FLOATS = st.floats(width=32) | st.none()
         repetition_penalty=FLOATS,
     )
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_whatever_is_taken_reaches_the_engine_in_range(
     model: ServedModel, sampling: SamplingParams
 ) -> None:

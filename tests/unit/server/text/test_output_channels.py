@@ -71,7 +71,7 @@ _CUTS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 _WORDS = st.text(alphabet='ab <{"\n[T;', max_size=12)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(tools=_FORMATS, calls=_CALLS, words=st.tuples(_WORDS, _WORDS), cuts=_CUTS, data=st.data())
 def test_an_output_comes_apart_the_same_however_it_is_cut(tools, calls, words, cuts, data):
     (said, thought), opened = words, data.draw(st.booleans())
@@ -94,7 +94,7 @@ def test_an_output_comes_apart_the_same_however_it_is_cut(tools, calls, words, c
     assert not channels.is_broken
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(tools=_FORMATS, calls=_CALLS.filter(bool), share=st.floats(0, 1), cuts=_CUTS)
 def test_a_call_that_is_cut_short_is_never_complete(tools, calls, share, cuts):
     text = _written(tools, calls)
@@ -112,7 +112,7 @@ def test_a_call_that_is_cut_short_is_never_complete(tools, calls, share, cuts):
         assert channels.open_call_start < size
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(
     text=st.text(alphabet='ab<>/think tool_c{"nme:[TOLCAS]', max_size=40),
     tools=st.none() | _FORMATS,

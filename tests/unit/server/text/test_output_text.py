@@ -80,7 +80,7 @@ def test_no_piece_shows_half_a_character(pair, text, cuts):
     assert sum(piece.num_tokens for piece in pieces) == len(_ids(pair, text))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(data=st.data())
 def test_pieces_join_to_the_full_decode_of_transformers(pairs, data):
     pair = pairs[data.draw(st.sampled_from(sorted(pairs)))]
@@ -98,7 +98,7 @@ def test_pieces_join_to_the_full_decode_of_transformers(pairs, data):
     assert sum(piece.num_tokens for piece in pieces) == len(ids)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     data=st.lists(st.integers(0, 255), max_size=120),
     cuts=st.lists(st.integers(1, 9), min_size=1, max_size=4),
@@ -232,7 +232,7 @@ def test_a_stop_string_never_leaks(pair, text, stops, cuts, include):
     assert sum(piece.num_tokens for piece in pieces) == hit.keep_tokens
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(data=st.data())
 def test_stop_strings_agree_with_a_plain_search_however_ids_are_cut(pairs, data):
     pair = pairs[data.draw(st.sampled_from(sorted(pairs)))]
