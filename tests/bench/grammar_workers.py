@@ -1,5 +1,6 @@
 """Workers that can be killed: a schema that hangs, crashes or eats memory costs one answer."""
 
+import gc
 import multiprocessing
 import os
 import resource
@@ -81,6 +82,9 @@ class Workers(Generic[Task, Answer]):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         # Libraries warn there, of each schema.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        # As the checker's workers: no collection goes through what was there before the work. Here
+        # that is all cases, and a mask would be charged with it.
+        gc.freeze()
         while True:
             try:
                 task = link.recv()

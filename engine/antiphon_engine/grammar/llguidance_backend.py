@@ -26,13 +26,23 @@ from antiphon_engine.grammar.vocabulary import Vocabulary
 
 # Forcing would tie the output to one split into tokens; the model shall choose its own.
 _HEAD = '%llguidance {"no_forcing": true}\n'
-# Sets of tokens whose fate is decided at once where a mask allows all of them: names, and what
-# strings are made of. Shorter lengths are there for strings that end soon.
+# Sets of tokens whose fate is decided at once where a mask allows all of them: slugs, names, words,
+# and what strings are made of. Shorter lengths are there for strings that end soon.
+_SLUG_CHARACTERS = "[a-z]"
 _NAME_CHARACTERS = "[a-zA-Z0-9_]"
+_WORD_CHARACTERS = (
+    r'[^"\\\x00-\x20\x7F\u{A0}\u{1680}\u{2000}-\u{200A}\u{2028}\u{2029}\u{202F}\u{205F}\u{3000}'
+    r"\u{FEFF}]"
+)
 _STRING_CHARACTERS = r'[^"\\\x00-\x1F\x7F\u{2028}\u{2029}]'
 _SLICES = [
+    _SLUG_CHARACTERS + "{1,10}",
+    _SLUG_CHARACTERS + "{1,30}",
     _NAME_CHARACTERS + "{1,10}",
     _NAME_CHARACTERS + "{1,30}",
+    _WORD_CHARACTERS + "{1,10}",
+    _WORD_CHARACTERS + "{1,30}",
+    _STRING_CHARACTERS + "{1,7}",
     _STRING_CHARACTERS + "{1,10}",
     _STRING_CHARACTERS + "{1,30}",
     _STRING_CHARACTERS + "+",

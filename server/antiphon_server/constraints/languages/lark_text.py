@@ -1,21 +1,14 @@
 """A language as a terminal's right side in a Lark grammar, as it is or inside a JSON string."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
 from antiphon_server.constraints.languages import charsets
 from antiphon_server.constraints.languages.charsets import CharSet
-from antiphon_server.constraints.languages.terms import (
-    ANY_CHAR,
-    ANY_TEXT,
-    Kind,
-    Term,
-    choice,
-    literal,
-    sequence,
-)
+from antiphon_server.constraints.languages.open_parts import open_parts
+from antiphon_server.constraints.languages.terms import ANY_TEXT, Kind, Term, choice, sequence
 
 _SHORT_ESCAPES: Final = {
     0x08: "b",
@@ -31,7 +24,6 @@ _UNESCAPED: Final = charsets.negation(_ESCAPED)
 
 _NOT_ITSELF: Final = re.compile("[^0-9A-Za-z]")
 _ANY_BYTES: Final = r"~/[^\s\S]/"
-_RARE_MARK: Final = "\ue000"
 
 _SetWriter = Callable[[CharSet], str]
 
@@ -54,7 +46,7 @@ def string_texts(term: Term, *, before: str = "") -> list[str]:
         before: An expression of what may stand before the opening quote.
     """
     if term.is_plain:
-        return [_string(each, before) for each in (term, *_open_ended(term))]
+        return [_string(each, before) for each in (term, *open_parts(term))]
     if term.kind is Kind.CHOICE:
         return [text for part in term.parts for text in string_texts(part, before=before)]
     parts = term.parts if term.kind is Kind.BOTH else (term,)
@@ -63,25 +55,7 @@ def string_texts(term: Term, *, before: str = "") -> list[str]:
     written = [_string(part, before) for part in included]
     if excluded:
         written.append(f"~({_string(choice(*excluded), before)})")
-    return [" & ".join(written)]
-
-
-def _open_ended(term: Term) -> Iterator[Term]:
-    """Yields a part of the language from which the library sees that nearly any text goes.
-
-    That is needless for what is matched. But where a text is searched for, and its beginning has
-    just been, the library doesn't see that any text may still follow, and tries every token. This
-    part's text has a mark before it that hardly anyone writes, so its beginning never comes.
-    """
-    options = term.parts if term.kind is Kind.CHOICE else (term,)
-    for option in options:
-        if option.kind is not Kind.SEQUENCE:
-            continue
-        for index in (0, 1):
-            before, after = option.parts[:index], option.parts[index:]
-            if before in ((), (ANY_CHAR,)) and after[:1] == (ANY_TEXT,):
-                yield sequence(ANY_TEXT, literal(_RARE_MARK), *after[1:])
-                return
+    return [" & ".join(written), *(_string(each, before) for each in open_parts(term))]
 
 
 def _string(term: Term, before: str) -> str:

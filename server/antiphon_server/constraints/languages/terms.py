@@ -150,6 +150,11 @@ def sequence(*parts: Term) -> Term:
         if part.kind is Kind.CHOICE and not part.parts:
             return NOTHING
         for each in part.parts if part.kind is Kind.SEQUENCE else (part,):
+            if each == ANY_TEXT:
+                while flat and flat[-1].nullable:
+                    flat.pop()  # Any text is all that it may be, too.
+            elif flat and flat[-1] == ANY_TEXT and each.nullable:
+                continue
             text = fixed_text(each)
             before = fixed_text(flat[-1]) if flat and text is not None else None
             if text is not None and before is not None:

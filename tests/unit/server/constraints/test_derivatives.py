@@ -70,3 +70,9 @@ def test_no_text_is_told_of_languages_without_a_short_one() -> None:
     assert short_text(repeat(ANY_CHAR, 11, None), 10) is None
     assert short_text(sequence(literal("abc"), repeat(ANY_CHAR, 8, 8)), 10) is None
     assert short_text(sequence(literal("abc"), repeat(ANY_CHAR, 7, 9)), 10) is not None
+
+
+def test_what_may_be_empty_is_nothing_beside_any_text():
+    maybe = repeat(literal("ab"), 0, 3)
+    assert sequence(maybe, ANY_TEXT, maybe, literal("x")) == sequence(ANY_TEXT, literal("x"))
+    assert sequence(literal("ab"), ANY_TEXT) != ANY_TEXT
