@@ -28,7 +28,11 @@ GROWING = "|".join(
     f"[a-z]*[{letters}][a-z]{{200}}{end}" for end, letters in enumerate(("aeiou", "a-j", "f-r"))
 )
 """Whatever is said last matters, so its lexer never comes to an end."""
-
+WIDE = "|".join(
+    f"[a-z]*[{letters}][a-z]{{200}}{end}"
+    for end, letters in enumerate(("aeiou", "a-j", "f-r", "c-p", "k-z", "b-h"))
+)
+"""The same, and more of it for each mask."""
 
 RULES = "\n".join(
     [
@@ -132,6 +136,22 @@ def test_outputs_go_on_alike_whatever_becomes_of_their_lexer() -> None:
     short.go_on(40)
     alone.go_on(40)
     assert short.token_ids == alone.token_ids
+
+
+def test_an_output_that_is_taken_up_again_finds_out_at_once_what_took_it_many_masks() -> None:
+    backends = Backends(VOCABULARY)
+    compiled = backends.compile(regex(WIDE, LLGUIDANCE))
+    walk = Walk(backends, compiled, 1)
+    walk.go_on(90)
+    token_ids, allowed = walk.token_ids, walk.allowed()
+    del walk
+    gc.collect()
+    again = Walk(backends, compiled, 2)
+
+    for token_id in token_ids:
+        again.matcher.accept(token_id)
+
+    assert again.allowed() == allowed
 
 
 def test_only_what_grows_beyond_the_room_fails_and_says_so() -> None:
