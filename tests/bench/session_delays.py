@@ -16,6 +16,8 @@ class Told:
 
     num_messages: int
     cpu_s: float
+    wait_s: float
+    """How long it was ready, and others had the cores: all delays have their part of that."""
     all_live_ns: tuple[int, int]
     """From the last stream's first token to the first stream's last one."""
     made_ns: Sequence[int]

@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import gc
 import json
+import os
 import sys
 import time
 from array import array
@@ -22,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from antiphon_server.event_loop import new_event_loop
 from bench.http2_calls import Connection
+from support.process_figures import main_thread_time
 from support.step_clock import StepClock
 
 CHARACTERS_PER_TOKEN = 4
@@ -52,6 +54,8 @@ class Delays:
     num_messages: int = 0
     cpu_s: float = 0.0
     """What this process spent on it."""
+    wait_s: float = 0.0
+    """How long it was ready for more and had no core."""
 
     def add(self, made_ns: int, now_ns: int) -> None:
         """Counts a token."""
@@ -148,13 +152,14 @@ async def put_under_load(load: Load) -> tuple[Delays, list[Stream]]:
     gc.freeze()
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
-    start_s = time.process_time()
+    start_s, start = time.process_time(), main_thread_time(os.getpid())
     for stream in streams:
         stream.run()
     for stream in streams:
         await stream.ended.wait()
         stream.check()
     delays.cpu_s = time.process_time() - start_s
+    delays.wait_s = (main_thread_time(os.getpid()).wait_ns - start.wait_ns) / 1e9
     for connection in connections:
         connection.close()
     return delays, streams
@@ -174,6 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     told = {
         "num_messages": delays.num_messages,
         "cpu_s": delays.cpu_s,
+        "wait_s": delays.wait_s,
         "all_live_ns": [max(first for first, _ in lives), min(last for _, last in lives)],
         "made_ns": delays.made_ns.tolist(),
         "late_ns": delays.late_ns.tolist(),

@@ -152,6 +152,9 @@ class Bench:
                 (loop.wait_ns - loop_start.wait_ns) / num_tokens / 1e3, 1
             ),
             "load_cpu_share": round(load_cpu_s / self._plan.stream_s, 2),
+            "load_wait_share": round(
+                sum(each.wait_s for each in told) / len(told) / self._plan.stream_s, 2
+            ),
         }
         named = {f"{name}_{num_streams}": value for name, value in figures.items()}
         return named | {"bytes_per_stream": round(bytes_per_stream)}

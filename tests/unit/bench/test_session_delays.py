@@ -15,6 +15,7 @@ def _told(*, lived: tuple[int, int], tokens: list[tuple[float, float]]) -> Told:
     return Told(
         num_messages=len(tokens),
         cpu_s=0.5,
+        wait_s=0.1,
         all_live_ns=(lived[0] * _S, lived[1] * _S),
         made_ns=[round(made_s * _S) for made_s, _ in tokens],
         late_ns=[round(late_ms * _MS) for _, late_ms in tokens],
@@ -70,6 +71,7 @@ def test_what_a_load_prints_is_read() -> None:
         {
             "num_messages": 1,
             "cpu_s": 0.5,
+            "wait_s": 0.1,
             "all_live_ns": [2 * _S, 9 * _S],
             "made_ns": [4 * _S],
             "late_ns": [5 * _MS],
