@@ -47,9 +47,10 @@ _ONE_ROW_TILES: Final = (
     (32, 256, 2, 8, 1), (8, 512, 3, 4, 2),
 )  # fmt: skip
 _NARROW_TILES: Final = (
-    (64, 128, 4, 4, 1), (64, 256, 3, 4, 1), (64, 256, 4, 4, 1), (64, 128, 6, 4, 1),
-    (128, 128, 4, 8, 1), (128, 128, 4, 4, 1), (32, 256, 4, 4, 1), (16, 512, 3, 4, 1),
-    (64, 256, 3, 4, 2), (64, 256, 3, 4, 4), (64, 128, 4, 4, 4), (32, 256, 4, 4, 2),
+    (64, 256, 3, 4, 1), (64, 256, 4, 4, 1), (128, 128, 4, 8, 1), (128, 256, 2, 8, 1),
+    (128, 256, 3, 8, 1), (64, 256, 3, 8, 1), (64, 128, 4, 4, 1), (64, 256, 3, 4, 2),
+    (64, 256, 3, 4, 4), (64, 256, 4, 4, 4), (128, 128, 4, 8, 4), (128, 256, 2, 8, 4),
+    (128, 256, 3, 8, 2), (64, 128, 4, 4, 4),
 )  # fmt: skip
 _NARROW_ROW_TILES: Final = (
     (8, 1024, 3, 4, 1), (4, 2048, 3, 4, 1), (16, 1024, 2, 4, 1), (16, 512, 3, 4, 1),
@@ -62,9 +63,8 @@ def candidates(product: Product, num_rows: int) -> list[ProductConfig]:
     """Returns what is worth measuring for a product of up to 64 rows."""
     is_one = num_rows == 1
     if product.is_narrow:
-        found = [_config(tile) for tile in _NARROW_TILES]
-        if is_one:
-            found = [_config(tile, one_row=True) for tile in _NARROW_ROW_TILES] + found
+        tiles = _NARROW_ROW_TILES if is_one else _NARROW_TILES
+        found = [_config(tile, one_row=is_one) for tile in tiles]
     else:
         found = [_config(tile, one_row=is_one) for tile in (_ONE_ROW_TILES if is_one else _TILES)]
     return [config for config in found if _is_sensible(product, num_rows, config)]
@@ -100,12 +100,12 @@ def _default_narrow(product: Product, num_rows: int) -> ProductConfig | None:
         wanted = [(8, 1024, 3, 4, 1), (4, 2048, 3, 4, 1), (8, 512, 4, 4, 1)]
     else:
         # Wide tiles of rows leave less room for those of weights.
-        wanted = [(64, 128, 4, 4, 1)]
-        if num_rows <= 32:
-            wanted.insert(0, (64, 256, 3, 4, 1))
+        stages = 4 if num_rows <= 16 else 3
+        split = [(64, 256, stages, 4, 4)] if num_rows <= 32 else []
+        whole = [(64, 256, 3, 4, 1)] if num_rows <= 32 else [(128, 128, 4, 8, 1)]
+        wanted = [*whole, (64, 128, 4, 4, 1)]
         if product.num_out // 64 < _NUM_MULTIPROCESSORS:
-            wanted = [(out, num_in, stages, warps, 4) for out, num_in, stages, warps, _ in wanted]
-            wanted.append((64, 128, 4, 4, 1))
+            wanted = [*split, (64, 128, 4, 4, 4), *wanted]
     found = [_config(tile, one_row=num_rows == 1) for tile in wanted]
     sensible = (config for config in found if _is_sensible(product, num_rows, config))
     return next(sensible, None)
@@ -142,9 +142,9 @@ def _config(tile: tuple[int, int, int, int, int], *, one_row: bool = False) -> P
 
 
 def _is_sensible(product: Product, num_rows: int, config: ProductConfig) -> bool:
-    if config.num_splits > 1 and not product.can_split():
+    if config.num_splits > 1 and not product.can_split(config):
         return False
-    if product.is_gate_up and config.block_out == 128:
+    if product.is_gate_up and config.block_out == 128 and not product.is_narrow:
         return False
     if num_rows > 16 and config.block_out < 32:
         return False

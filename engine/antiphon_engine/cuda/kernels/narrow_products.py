@@ -122,6 +122,46 @@ def _block_scales(scale, BLOCK_N: tl.constexpr, N, P, SCALE: tl.constexpr):
     return scale + tl.program_id(1) * BLOCK_N // SCALE * num_in, N // SCALE * num_in
 
 
+@jit
+def _finish_normed(
+    sums, squares, bias, is_feature, y, partials, place, mask, row, is_row, arrivals, M, N, K,
+    epsilon, SPLITS: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """As `finish_product`, where splits have sums of the rows' squares too: behind the others'."""
+    tile, num_tiles, split = tl.program_id(1), tl.num_programs(1), tl.program_id(2)
+    all_squares = partials + SPLITS * M * N + tile * M + row
+    tl.store(partials + split * M * N + place, sums, mask=mask)
+    tl.store(all_squares + split * num_tiles * M, squares, mask=is_row)
+    tl.debug_barrier()
+    num_before = tl.atomic_add(arrivals + tile, 1, sem="acq_rel")
+    if num_before == SPLITS - 1:
+        tl.debug_barrier()
+        total = tl.load(partials + place, mask=mask, other=0.0, cache_modifier=".cg")
+        of_row = tl.load(all_squares, mask=is_row, other=0.0, cache_modifier=".cg")
+        for other in tl.static_range(1, SPLITS):
+            total += tl.load(
+                partials + other * M * N + place, mask=mask, other=0.0, cache_modifier=".cg"
+            )
+            of_row += tl.load(
+                all_squares + other * num_tiles * M, mask=is_row, other=0.0, cache_modifier=".cg"
+            )
+        total *= tl.rsqrt(of_row / K + epsilon)[None, :]
+        if BIAS:
+            total += tl.load(bias, mask=is_feature, other=0.0).to(tl.float32)[:, None]
+        tl.store(y + place, total.to(y.dtype.element_ty), mask=mask)
+        tl.store(arrivals + tile, 0)
+
+
+@jit
+def _first_features(at, pair, BLOCK_P: tl.constexpr, SPAN: tl.constexpr):
+    """Returns which features come first in the pairs of a tile."""
+    if BLOCK_P >= SPAN:
+        features = 2 * at + pair // SPAN * (2 * SPAN) + pair % SPAN
+    else:
+        features = at // SPAN * (2 * SPAN) + at % SPAN + pair
+    return features
+
+
 @jit(do_not_specialize=["M"])
 def narrow_rows_kernel(
     x, w, bias, scale, y, partials, arrivals, M, N, P, epsilon,
@@ -148,7 +188,8 @@ def narrow_rows_kernel(
     start_product(w, feature, N, P, first_pair, is_feature, GATE_UP, OVERLAP, PREFETCH)
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     up_sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    squares = tl.zeros([BLOCK_M], tl.float32)
+    # Summed behind the loop only: in it, each sum would make all threads wait for each other.
+    squares = tl.zeros([BLOCK_P, BLOCK_M], tl.float32)
     for at in tl.range(
         first_pair, tl.minimum(first_pair + per_split, P), BLOCK_P, num_stages=STAGES
     ):
@@ -156,10 +197,7 @@ def narrow_rows_kernel(
         is_x = is_row[None, :]
         if not EVEN_P:
             is_x = is_x & (at + pair < P)[:, None]
-        if BLOCK_P >= SPAN:
-            place = 2 * at + pair // SPAN * (2 * SPAN) + pair % SPAN
-        else:
-            place = at // SPAN * (2 * SPAN) + at % SPAN + pair
+        place = _first_features(at, pair, BLOCK_P, SPAN)
         first = tl.load(rows + place[:, None], mask=is_x, other=0.0)
         second = tl.load(rows + SPAN + place[:, None], mask=is_x, other=0.0)
         block_scale = block_scales + 2 * at // SCALE
@@ -171,23 +209,29 @@ def narrow_rows_kernel(
             up_sums = _add_tile(up_sums, up_pairs, first, second, block_scale, SCALE, FAST)
         if NORM:
             wide, other = first.to(tl.float32), second.to(tl.float32)
-            squares += tl.sum(wide * wide + other * other, 0)
+            squares += wide * wide + other * other
     sums *= _row_scales(scale + feature, is_feature, SCALE)[:, None]
     if GATE_UP:
         up_sums *= _row_scales(scale + N + feature, is_feature, SCALE)[:, None]
-    if NORM:
-        root = tl.rsqrt(squares / (2 * P) + epsilon)[None, :]
-        sums *= root
-        up_sums *= root
-    if BIAS:
-        sums += load_bias(bias + feature, is_feature)[:, None]
-        if GATE_UP:
-            up_sums += load_bias(bias + N + feature, is_feature)[:, None]
-    if GATE_UP:
-        sums = silu(sums) * up_sums
     place = row.to(tl.int64)[None, :] * N + feature[:, None]
     mask = is_row[None, :] & is_feature[:, None]
-    finish_product(sums, y, partials, place, mask, arrivals, M * N, SPLITS, ADD)
+    if NORM and SPLITS > 1:
+        _finish_normed(
+            sums, tl.sum(squares, 0), bias + feature, is_feature, y, partials, place, mask, row,
+            is_row, arrivals, M, N, 2 * P, epsilon, SPLITS, BIAS,
+        )  # fmt: skip
+    else:
+        if NORM:
+            root = tl.rsqrt(tl.sum(squares, 0) / (2 * P) + epsilon)[None, :]
+            sums *= root
+            up_sums *= root
+        if BIAS:
+            sums += load_bias(bias + feature, is_feature)[:, None]
+            if GATE_UP:
+                up_sums += load_bias(bias + N + feature, is_feature)[:, None]
+        if GATE_UP:
+            sums = silu(sums) * up_sums
+        finish_product(sums, y, partials, place, mask, arrivals, M * N, SPLITS, ADD)
 
 
 @jit

@@ -103,8 +103,13 @@ class Product:
         """Whether scales change along a row."""
         return self.scale is not None and self.scale.ndim == 2
 
-    def can_split(self) -> bool:
-        """Whether programs may share the input features: what isn't linear needs all of them."""
+    def can_split(self, config: ProductConfig) -> bool:
+        """Whether programs may share the input features: what isn't linear needs all of them.
+
+        By 8-bit weights, what several rows are divided by is summed with the rest.
+        """
+        if self.is_narrow and not config.one_row and not self.is_added:
+            return not self.is_gate_up
         return self.norm_epsilon is None and not self.is_gate_up
 
 
@@ -113,7 +118,7 @@ class Workspace:
     """What programs that share a product leave for each other. Products in order may share it."""
 
     partials: Tensor
-    """float32 [splits, M, N] and more."""
+    """float32 [splits, M, N], behind it perhaps [splits, tiles, M], and more."""
     arrivals: Tensor
     """int32, zeros between products."""
 
@@ -129,8 +134,8 @@ class Workspace:
         """Whether a product can be computed with it."""
         if config.num_splits == 1:
             return True
-        num_partials = config.num_splits * num_rows * product.num_out
-        num_tiles = cdiv(product.num_out, config.block_out)
+        num_tiles: int = cdiv(product.num_out, config.block_out)
+        num_partials = config.num_splits * num_rows * (product.num_out + num_tiles)
         return num_partials <= self.partials.numel() and num_tiles <= self.arrivals.numel()
 
 
@@ -158,7 +163,7 @@ def multiply(
     num_rows = x_MK.shape[0]
     block_rows = config.block_rows or max(16, next_power_of_2(num_rows))
     num_row_tiles = 1 if config.one_row else cdiv(num_rows, block_rows)
-    assert config.num_splits == 1 or (product.can_split() and num_row_tiles == 1)
+    assert config.num_splits == 1 or (product.can_split(config) and num_row_tiles == 1)
     assert not config.one_row or num_rows == 1
     launch = _launch_narrow if product.is_narrow else _launch_wide
     launch(

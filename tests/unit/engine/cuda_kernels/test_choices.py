@@ -63,7 +63,7 @@ def test_candidates_divide_a_product_evenly_and_split_only_what_is_linear() -> N
             for config in candidates(product, bound):
                 assert product.num_out % config.block_out == 0
                 assert product.num_in % (config.block_in * config.num_splits) == 0
-                assert config.num_splits == 1 or product.can_split()
+                assert config.num_splits == 1 or product.can_split(config)
                 assert config.one_row == (bound == 1)
 
 

@@ -56,6 +56,7 @@ class Case:
         ({"is_gate_up": True, "bias": True}, 1, ONE_ROW),
         ({"size": SIZES[1]}, 3, replace(CONFIG, block_in=256, block_out=16)),
         ({"is_added": True}, 3, replace(CONFIG, num_splits=2)),
+        ({"norm_epsilon": 1e-5, "bias": True}, 3, replace(CONFIG, num_splits=2)),
         pytest.param(
             {"is_added": True, "size": SIZES[1]},
             1,

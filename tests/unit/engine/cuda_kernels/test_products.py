@@ -97,6 +97,6 @@ def test_product_may_be_wider_than_its_matrix(device, dtype, tolerance) -> None:
 def test_product_that_needs_all_input_features_is_not_split(device, dtype) -> None:
     case = Case(device, dtype, 3, norm_epsilon=1e-5)
 
-    assert not case.product.can_split()
+    assert not case.product.can_split(SPLIT)
     with pytest.raises(AssertionError):
         case.run(SPLIT)
