@@ -90,6 +90,17 @@ class Fields:
             raise self._fault(name, value, "an object")
         return Fields(value, f"{self._source}: {name}")
 
+    def sizes(self, name: str) -> tuple[int, ...]:
+        """Returns a list of whole numbers of at least 1; () where absent."""
+        value = self._members.get(name, [])
+        if isinstance(value, list) and all(type(item) is int and item >= 1 for item in value):
+            return tuple(value)
+        raise self._fault(name, value, "a list of whole numbers of at least 1")
+
+    def names(self) -> tuple[str, ...]:
+        """Returns the members' names."""
+        return tuple(self._members)
+
     def string_map(self) -> dict[str, str]:
         """Returns all members, each a string."""
         return {name: self.text(name) for name in self._members}

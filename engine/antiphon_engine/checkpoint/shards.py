@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from antiphon_engine.api.errors import StartupError
 from antiphon_engine.checkpoint.blocks import read_kinds
 from antiphon_engine.checkpoint.fields import Fields
+from antiphon_engine.checkpoint.float8 import Float8Format, parse_float8
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -27,6 +28,8 @@ class Shards:
     size_bytes: int
     kinds: Mapping[str, str] = field(default_factory=dict)
     """GGML types of the tensors that are stored in blocks."""
+    float8: Float8Format | None = None
+    """How its 8-bit floats are scaled; None: it has none."""
 
     def by_file(self) -> dict[Path, list[str]]:
         """Returns the tensor names of each file, files in order of their names."""
@@ -42,7 +45,8 @@ def find_shards(directory: Path) -> Shards:
     Files that belong to no part of the checkpoint are ignored with a warning.
 
     Raises:
-        StartupError: a file or a tensor is missing, twice there or unreadable.
+        StartupError: a file or a tensor is missing, twice there or unreadable, or the checkpoint
+            is quantized in a way that isn't supported.
     """
     index = directory / INDEX_NAME
     files = _read_index(directory, index) if index.exists() else _read_all(directory)
@@ -54,7 +58,9 @@ def find_shards(directory: Path) -> Shards:
     for path in sorted(used):
         kinds |= _kinds(path)
     size_bytes = sum(path.stat().st_size for path in used)
-    return Shards(files=files, size_bytes=size_bytes, kinds=kinds)
+    config = directory / "config.json"
+    float8 = parse_float8(Fields.read(config)) if config.is_file() else None
+    return Shards(files=files, size_bytes=size_bytes, kinds=kinds, float8=float8)
 
 
 def stored_kinds(directory: Path) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Final
 
 from antiphon_engine.api.errors import StartupError
 from antiphon_engine.checkpoint.fields import Fields
+from antiphon_engine.checkpoint.float8 import parse_float8
 from antiphon_engine.model.rope_config import (
     RopeConfig,
     parse_rope_config,
@@ -133,10 +134,7 @@ def _architecture(config: Fields, supported: Collection[str]) -> str:
 
 
 def _refuse_unsupported_features(config: Fields) -> None:
-    quantization = config.nested("quantization_config")
-    if quantization is not None:
-        method = quantization.text("quant_method", "unknown method")
-        raise StartupError(f"the checkpoint is quantized ({method}): not supported yet")
+    parse_float8(config)
     activation = config.text("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise StartupError(f"the checkpoint's activation is {activation!r}: only silu is supported")

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from antiphon_engine.api.errors import StartupError
 from antiphon_engine.checkpoint.blocks import expand, values_shape
+from antiphon_engine.checkpoint.float8 import STORED
 from antiphon_engine.checkpoint.progress import OnProgress
 from antiphon_engine.checkpoint.shards import Shards, name_some
+from antiphon_engine.model.scaled_weights import ScaledSink, ScaledTensors, has_nan, widened
 
 _log = structlog.get_logger(__name__)
 
@@ -89,7 +91,9 @@ def load_weights(
         StartupError: a tensor is missing, unknown, or of the wrong shape or type. Checked from the
             headers as far as possible, before weights are read.
     """
+    scaled = ScaledTensors(shards)
     names = {name for name in shards.files if not name.endswith(_DERIVED_SUFFIX)}
+    names = scaled.without_scales(names)
     if tied is not None and tied.head in names:
         _warn_of_other_head(shards, tied)
         names.discard(tied.head)
@@ -104,10 +108,10 @@ def load_weights(
         wanted = [name for name in held if name in targets]
         with _open(path) as file:
             for name in wanted:
-                _check(name, file.get_slice(name), targets[name], shards.kinds.get(name))
+                _check(name, file.get_slice(name), targets[name], shards.kinds.get(name), scaled)
             for name in wanted:
                 if name not in in_place:
-                    _store(name, file, targets[name], shards.kinds.get(name))
+                    _store(name, file, targets[name], shards.kinds.get(name), scaled)
                 done += 1
                 on_progress("load", done, len(targets))
 
@@ -137,7 +141,13 @@ def _open(path: Path) -> safe_open:
         raise StartupError(f"{path} is no whole safetensors file: {error}") from error
 
 
-def _check(name: str, source: _TensorSlice, target: WeightTarget, kind: str | None) -> None:
+def _check(
+    name: str,
+    source: _TensorSlice,
+    target: WeightTarget,
+    kind: str | None,
+    scaled: ScaledTensors,
+) -> None:
     shape = tuple(source.get_shape())
     if kind is not None:
         shape = values_shape(name, kind, shape)
@@ -146,14 +156,21 @@ def _check(name: str, source: _TensorSlice, target: WeightTarget, kind: str | No
             f"{name} has shape {list(shape)} in the checkpoint, but its configuration asks for "
             f"{list(target.source_shape)}"
         )
-    read = ("F32", "F16", "BF16") if kind is None else ("U8",)
+    scaled.check(name, source.get_dtype())
+    read = ("F32", "F16", "BF16", STORED) if kind is None else ("U8",)
     if source.get_dtype() not in read:
         raise StartupError(
-            f"{name} is stored as {source.get_dtype()}: only F32, F16 and BF16 are read"
+            f"{name} is stored as {source.get_dtype()}: only F32, F16 and BF16 are read, and "
+            f"{STORED} with scales"
         )
 
 
-def _store(name: str, file: _File, target: WeightTarget, kind: str | None) -> None:
+def _store(
+    name: str, file: _File, target: WeightTarget, kind: str | None, scaled: ScaledTensors
+) -> None:
+    if kind is None and file.get_slice(name).get_dtype() == STORED:
+        _store_scaled(name, file.get_tensor(name), target, scaled)
+        return
     if kind is None:
         target.sink.store(file.get_slice(name)[target.source_part])
         return
@@ -162,6 +179,16 @@ def _store(name: str, file: _File, target: WeightTarget, kind: str | None) -> No
         target.sink.store_blocks(kind, blocks)
     else:
         target.sink.store(torch.from_numpy(expand(kind, blocks))[target.source_part])
+
+
+def _store_scaled(name: str, values: Tensor, target: WeightTarget, scaled: ScaledTensors) -> None:
+    if has_nan(values):
+        raise StartupError(f"{name} has values that are no numbers")
+    scale = scaled.scale(name, target.source_shape)
+    if isinstance(target.sink, ScaledSink):
+        target.sink.store_scaled(values, scale)
+    else:
+        target.sink.store(widened(values, scale)[target.source_part])
 
 
 def _warn_of_other_head(shards: Shards, tied: TiedHead) -> None:

@@ -24,6 +24,14 @@ LLAMA3 = {
 }
 
 
+def compressed(weights=None, **members):
+    """Returns what compressed-tensors adds to a configuration."""
+    weights = {"type": "float", "num_bits": 8, "strategy": "channel", **(weights or {})}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    config = {"quant_method": "compressed-tensors", "config_groups": groups, **members}
+    return {"quantization_config": config}
+
+
 def parse(**members):
     return parse_model_config(Fields({**CONFIG, **members}, "config.json"))
 
@@ -36,7 +44,19 @@ def test_unsupported_architecture_is_told_with_the_supported_ones():
 @pytest.mark.parametrize(
     ("members", "named"),
     [
-        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "gptq.*supported are fp8"),
+        ({"quantization_config": {"quant_method": "fp8", "fmt": "e5m2"}}, "e5m2"),
+        (
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 128]}},
+            r"weight_block_size is \[64, 128\]",
+        ),
+        (compressed(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
+        (compressed({"type": "int"}), "int of 8 bits"),
+        (compressed({"num_bits": 4}), "float of 4 bits"),
+        (compressed({"strategy": "group"}), "strategy of its weights is group"),
+        (compressed({"symmetric": False}), "symmetric"),
+        (compressed({"strategy": "block", "block_structure": [1, 32]}), r"is \[1, 32\]"),
+        (compressed(config_groups={}), "0 config_groups"),
         ({"hidden_act": "gelu"}, "gelu"),
         (
             {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
