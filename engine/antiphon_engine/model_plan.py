@@ -24,10 +24,13 @@ _DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _TORCH: Final = "torch"
 _AUTO: Final = "auto"
 _BY_TORCH_ON_CPU: Final = f"engine.cpu_kernels = {_TORCH}"
+_BY_KERNELS_ON_CPU: Final = (
+    f"the CPU's own kernels quantize so, with engine.device = cpu and engine.cpu_kernels = {_AUTO}"
+)
 _KNOWN_ELSEWHERE: Final = {
-    Quantization.INT8: f"the CPU's own kernels quantize so, engine.cpu_kernels = {_AUTO}",
-    Quantization.INT4: f"the CPU's own kernels quantize so, engine.cpu_kernels = {_AUTO}",
-    Quantization.FP8: "the kernels for CUDA quantize so, engine.device = cuda",
+    Quantization.INT8: _BY_KERNELS_ON_CPU,
+    Quantization.INT4: _BY_KERNELS_ON_CPU,
+    Quantization.FP8: "the kernels for CUDA quantize so, with engine.device = cuda",
 }
 _ISAS: Final = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 _FLOAT32_ISAS: Final = _ISAS[:3]
@@ -86,9 +89,10 @@ class ModelPlanner:
             where = "PyTorch's operators on cuda" if self._device.is_cuda else _BY_TORCH_ON_CPU
             asked_quantization(self._config, BY_TORCH, where=where)
             return self._plan_torch(model)
-        asked = asked_quantization(self._config, ON_CPU, where="engine.device = cpu")
         if self._registry is not None:
+            asked_quantization(self._config, BY_TORCH, where="models of a registry")
             return self._plan_torch(model)
+        asked = asked_quantization(self._config, ON_CPU, where="engine.device = cpu")
         return self._plan_kernels(model, asked, stored_kinds(checkpoint))
 
     def _plan_torch(self, model: ModelConfig) -> ModelPlan:

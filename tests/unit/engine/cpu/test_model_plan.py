@@ -7,6 +7,7 @@ from antiphon_engine.checkpoint.fields import Fields
 from antiphon_engine.device import CPU, Device
 from antiphon_engine.model.config import parse_model_config
 from antiphon_engine.model.partition import Partition
+from antiphon_engine.model.registry import default_registry
 from antiphon_engine.model_plan import ModelPlanner, asked_quantization
 from antiphon_engine.quantization import ON_CUDA, Quantization
 from support.tiny_checkpoints import TinyModel, make_checkpoint
@@ -74,8 +75,18 @@ def test_kernels_for_cuda_quantize_as_fp8_alone():
         return asked_quantization(config, ON_CUDA, where="engine.device = cuda")
 
     assert asked("fp8") is Quantization.FP8
-    with pytest.raises(StartupError, match=r"int8 is not supported with engine\.device = cuda"):
+    refused = r"int8 is not supported with engine\.device = cuda"
+    with pytest.raises(StartupError, match=refused + ".* with engine\\.device = cpu and"):
         asked("int8")
+
+
+def test_registered_models_are_quantized_by_nothing(checkpoint):
+    config = EngineConfig(quantization="int8", cpu_kernels="auto")
+    planner = ModelPlanner(config, device=CPU, part=Partition(), registry=default_registry())
+    model = parse_model_config(Fields.read(checkpoint / "config.json"))
+
+    with pytest.raises(StartupError, match=r"int8 is not supported with models of a registry"):
+        planner.plan(model, checkpoint)
 
 
 def test_instruction_set_that_the_machine_lacks_is_refused(checkpoint):
