@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, get_type_hints
 
+from antiphon_engine.api.config import CUDA_DEFAULTS
 from antiphon_engine.api.errors import StartupError
 from antiphon_server.config import Config
 from antiphon_server.settings_rules import Value, check_value
@@ -64,7 +65,7 @@ def load_config(
             raise StartupError(f"{source}: there is no setting {key!r}{_nearest(key, kinds)}")
         values[key] = _parse(key, value, kinds[key], source=source)
         check_value(key, values[key], source=source)
-    config = _with_user_folders(_build(values), environ)
+    config = _with_user_folders(_build({**_of_device(values), **values}), environ)
     check_addresses(config.server)
     check_endpoints(config.telemetry)
     if config.telemetry.prometheus_listen:
@@ -94,7 +95,7 @@ def in_force(config: Config) -> dict[str, Value]:
 
 def changed(config: Config) -> dict[str, Value]:
     """Returns the settings in force that are not as the release has them, by key."""
-    usual = in_force(Config())
+    usual = in_force(_build(_of_device(in_force(config))))
     return {key: value for key, value in in_force(config).items() if value != usual[key]}
 
 
@@ -201,6 +202,13 @@ def _parse_number(value: object) -> float | None:
     except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
+
+
+def _of_device(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    """Returns the defaults that depend on the device which these values name."""
+    if values.get("engine.device") != "cuda":
+        return {}
+    return {f"engine.{name}": value for name, value in CUDA_DEFAULTS.items()}
 
 
 def _build(values: Mapping[str, Value]) -> Config:

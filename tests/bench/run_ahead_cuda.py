@@ -38,9 +38,8 @@ from antiphon_engine.api.messages import (
 )
 from antiphon_engine.api.process import EngineStart
 from antiphon_engine.engine_process import loop_settings, make_parts
-from antiphon_engine.executor import Executor
 from antiphon_engine.link import FrontEndLink
-from antiphon_engine.loading import describe
+from antiphon_engine.loading import load_model
 from antiphon_engine.loop import EngineLoop
 from support.tiny_checkpoints import TinyModel, make_checkpoint, prompts
 
@@ -72,7 +71,7 @@ class Driver:
         self._front_end, engine_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._front_end.setblocking(False)
         start = EngineStart(config=config, checkpoint=str(checkpoint))
-        parts = make_parts(start, describe(Executor(config, checkpoint)))
+        parts = make_parts(start, load_model(config, checkpoint))
         self._loop = EngineLoop(parts, FrontEndLink(engine_end), loop_settings(config))
         self._said: list[bytes] = []
 
@@ -187,6 +186,8 @@ def main() -> None:
         max_step_tokens=1024,
         max_context_tokens=512,
         kv_cache_tokens=512 * arguments.requests,
+        # Else a row's bits depend on how many rows there are, and how long.
+        deterministic=arguments.device == "cuda",
     )
     # A quarter of what they need at once: the rest waits, or lies on the host.
     through_host = replace(

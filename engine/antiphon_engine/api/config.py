@@ -1,6 +1,12 @@
 """Settings of the engine process: a part of the server's configuration tree."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
+
+CUDA_DEFAULTS: Final[Mapping[str, int]] = {"max_rows": 256, "max_step_tokens": 8192}
+"""What the server takes instead of the fields' defaults where the model runs on CUDA: as much as
+such a device computes at once in the time in which a CPU computes those."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +44,10 @@ class EngineConfig:
     block_tokens: int = 32
     """Tokens in a block of KV cache: 8, 16, 32, 64 or 128."""
     max_rows: int = 64
-    """Requests that run in one step."""
+    """Requests that run in one step; on cuda 256, unless it is set."""
     max_step_tokens: int = 512
-    """Tokens computed in one step, over all requests: how long a prompt can hold up streams."""
+    """Tokens computed in one step, over all requests: how long a prompt can hold up streams. On
+    cuda 8192, unless it is set."""
     max_requests: int = 1024
     """Outputs that the engine holds, running and waiting."""
     capacity_policy: str = "guaranteed_no_evict"

@@ -35,6 +35,17 @@ def test_each_source_overrides_the_one_before(tmp_path: Path) -> None:
     assert config.server.listen == "127.0.0.1:3"
 
 
+def test_steps_are_larger_on_cuda_where_nothing_else_is_set() -> None:
+    config = load_config(["engine.device=cuda", "engine.max_rows=8"], None, HOME)
+    unset = load_config(["engine.device=cuda"], None, HOME)
+
+    assert (config.engine.max_rows, config.engine.max_step_tokens) == (8, 8192)
+    assert (unset.engine.max_rows, unset.engine.max_step_tokens) == (256, 8192)
+    told = changed(unset)
+    assert told["engine.device"] == "cuda"
+    assert not {"engine.max_rows", "engine.max_step_tokens"} & set(told)
+
+
 def test_the_later_of_two_settings_on_the_command_line_wins() -> None:
     config = load_config(["engine.max_rows=3", "engine.max_rows=4"], None, HOME)
 
