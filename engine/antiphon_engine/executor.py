@@ -20,7 +20,7 @@ from antiphon_engine.attention.base import StepRows
 from antiphon_engine.checkpoint.fields import Fields
 from antiphon_engine.checkpoint.progress import OnProgress
 from antiphon_engine.device import Device, Fence, PassedFence
-from antiphon_engine.kv_copies import make_copier, read_copies, staged_blocks
+from antiphon_engine.kv_copies import carry_out_planned, make_copier, staged_blocks
 from antiphon_engine.kv_tensors import HostKv, KvLayout, KvTensors
 from antiphon_engine.memory_plan import MemoryNeeds, MemoryPlan, plan_memory
 from antiphon_engine.model.base import ModelRegistry
@@ -37,7 +37,7 @@ from antiphon_engine.prompt_scores import (
     slice_tokens,
 )
 from antiphon_engine.slot_tables import SlotTables
-from antiphon_engine.step_executor import StepBuffers, make_buffers
+from antiphon_engine.step_executor import StepBuffers, make_buffers, sampled_rows
 
 _NO_TOKENS = torch.empty(0)
 
@@ -129,7 +129,7 @@ class Executor:
         assert self._launches[set_index] is None, "the set's last step has not been waited for"
         step = self._buffer_sets[set_index]
         header = step["header"]
-        copied = self._copy(step["copy_ops"][: header[_native.HEADER_NUM_COPIES]])
+        copied = carry_out_planned(self._copier, step)
         launch = _Launch(copied, PassedFence(), np.zeros(0, np.int32), _NO_TOKENS)
         self._launches[set_index] = launch
         self._slots.change_blocks(step["table_delta"][: header[_native.HEADER_NUM_TABLE_DELTAS]])
@@ -168,7 +168,7 @@ class Executor:
         """See StepExecutor."""
         step, launch = self._buffer_sets[set_index], self._launches[set_index]
         assert launch is not None
-        sampled = _sampled_rows(step)
+        sampled = sampled_rows(step)
         assert len(sampled) == len(tokens)
         if len(sampled):
             slots = self.device.upload(step["slot"][sampled].astype(np.int64))
@@ -186,10 +186,7 @@ class Executor:
         self._launches[set_index] = None
         num_rows = int(step["header"][_native.HEADER_NUM_ROWS])
         step["num_tokens"][:num_rows] = np.diff(step["sample_indptr"][: num_rows + 1])
-        step["tokens"][_sampled_rows(step), 0] = launch.tokens
-
-    def _copy(self, copy_ops: NDArray[np.int32]) -> Fence:
-        return self._copier.carry_out(read_copies(copy_ops)) if len(copy_ops) else PassedFence()
+        step["tokens"][sampled_rows(step), 0] = launch.tokens
 
     def _batch(self, step: StepBuffers) -> StepBatch:
         num_rows = int(step["header"][_native.HEADER_NUM_ROWS])
@@ -215,11 +212,6 @@ class Executor:
             rows=rows,
             kv=self._kv,
         )
-
-
-def _sampled_rows(step: StepBuffers) -> NDArray[np.int64]:
-    num_rows = int(step["header"][_native.HEADER_NUM_ROWS])
-    return np.flatnonzero(np.diff(step["sample_indptr"][: num_rows + 1]))
 
 
 def _plan_memory(

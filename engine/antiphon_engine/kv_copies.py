@@ -18,6 +18,7 @@ from torch import Tensor
 from antiphon_engine import _native
 from antiphon_engine.device import Device, Fence, PassedFence
 from antiphon_engine.kv_tensors import HostKv, KvTensors
+from antiphon_engine.step_executor import StepBuffers
 
 PIECE_BLOCKS = 16
 """Blocks that are copied at once, which bounds the memory between the tiers."""
@@ -72,6 +73,12 @@ class KvCopier(Protocol):
 
     def carry_out(self, copies: StepCopies) -> Fence:
         """Launches copies ahead of the step's computation; returns the fence behind them."""
+
+
+def carry_out_planned(copier: KvCopier, step: StepBuffers) -> Fence:
+    """Launches the copies of a planned step, of which there may be none."""
+    copy_ops = step["copy_ops"][: step["header"][_native.HEADER_NUM_COPIES]]
+    return copier.carry_out(read_copies(copy_ops)) if len(copy_ops) else PassedFence()
 
 
 def make_copier(kv: KvTensors, host: HostKv | None, device: Device) -> KvCopier:

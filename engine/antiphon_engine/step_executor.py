@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from antiphon_engine import _native
 from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.prompt_scores import ScoredTokens, TokenScores
 
@@ -85,6 +86,12 @@ class StepExecutor(Protocol):
         The set's `tokens` and `num_tokens` are there then, and nothing reads the set any more: the
         step may be committed, and another be planned into the set.
         """
+
+
+def sampled_rows(step: StepBuffers) -> NDArray[np.int64]:
+    """Returns the rows of a planned step that are sampled, in order."""
+    num_rows = int(step["header"][_native.HEADER_NUM_ROWS])
+    return np.flatnonzero(np.diff(step["sample_indptr"][: num_rows + 1]))
 
 
 def make_buffers(config: EngineConfig, *, max_blocks: int, pinned: bool = False) -> StepBuffers:

@@ -34,11 +34,11 @@ from antiphon_engine.cuda.device_tables import DeviceTables
 from antiphon_engine.cuda.graphs import Recorder, Replay, record_all
 from antiphon_engine.cuda.model import GraphModel
 from antiphon_engine.cuda.step_slab import DeviceSlab, HostSlab, SlabLayout
-from antiphon_engine.device import Device, Fence, PassedFence
-from antiphon_engine.kv_copies import KvCopier, read_copies
+from antiphon_engine.device import Device, Fence
+from antiphon_engine.kv_copies import KvCopier, carry_out_planned
 from antiphon_engine.likeliest import likeliest_ids
 from antiphon_engine.prompt_scores import ScoredTokens, TokenScores, score_tokens
-from antiphon_engine.step_executor import StepBuffers
+from antiphon_engine.step_executor import StepBuffers, sampled_rows
 
 _NOTHING = torch.empty(0)
 
@@ -197,10 +197,10 @@ class CudaExecutor:
         header = step["header"]
         num_rows = int(header[_native.HEADER_NUM_ROWS])
         num_deltas = int(header[_native.HEADER_NUM_TABLE_DELTAS])
-        copied = self._copy(step["copy_ops"][: header[_native.HEADER_NUM_COPIES]])
+        copied = carry_out_planned(self._copier, step)
         self._tables.settle(step["table_delta"][:num_deltas])
         num_samples = int(step["sample_indptr"][num_rows])
-        sampled = None if num_samples == num_rows else _sampled_rows(step, num_rows)
+        sampled = None if num_samples == num_rows else sampled_rows(step)
         launch = _Launch(copied, num_rows, sampled)
         self._launches[set_index] = launch
         if not self._replays or not num_rows or _scores_prompts(step, num_rows):
@@ -326,13 +326,6 @@ class CudaExecutor:
         sample_rows_S = self._slab.sample_rows_B[: launch.num_samples].long()
         return self._model.logits(launch.hidden_TH[sample_rows_S])
 
-    def _copy(self, copy_ops: NDArray[np.int32]) -> Fence:
-        return self._copier.carry_out(read_copies(copy_ops)) if len(copy_ops) else PassedFence()
-
 
 def _scores_prompts(step: StepBuffers, num_rows: int) -> bool:
     return bool((step["flags"][:num_rows] & _native.FLAG_PROMPT_LOGPROBS).any())
-
-
-def _sampled_rows(step: StepBuffers, num_rows: int) -> NDArray[np.int64]:
-    return np.flatnonzero(np.diff(step["sample_indptr"][: num_rows + 1]))
