@@ -76,13 +76,22 @@ class CallWriter:
             awaited = self._write.send(None)
         except StopIteration:
             self._write = None
-            self._on_written()
-        except grpc.aio.BaseError:
-            # The call is gone, and its handler is cancelled or learns of it by its next message.
+            try:
+                self._on_written()
+            finally:
+                self._let_go_on()
+        except BaseException as error:
             self._write = None
             self._is_broken = True
+            self._let_go_on()
+            # The call is gone, and its handler is cancelled or learns of it by its next message.
+            if not isinstance(error, grpc.aio.BaseError):
+                raise
         else:
             awaited.add_done_callback(self._go_on)
+
+    def _let_go_on(self) -> None:
+        """Tells who waits until no message is being written."""
         if self._write is None and self._waits_for_free is not None:
             waits, self._waits_for_free = self._waits_for_free, None
             if not waits.done():

@@ -114,6 +114,7 @@ class ConverseStream:
             return
         self._closed = True
         self._watch.close()
+        self._direct.close()
         if self._incoming is not None:
             self._incoming.cancel()
         left = list(self._readers)

@@ -36,6 +36,7 @@ class DirectTelling:
         self._writer: Final = writer
         self._telling: Final = telling
         self._task_waits = False
+        self._closed = False
         self._reader: EventReader | None = None  # Whose news are being written.
 
     def tell(self, reader: EventReader) -> bool:
@@ -45,7 +46,7 @@ class DirectTelling:
             False: the task has to.
         """
         writer, telling = self._writer, self._telling
-        if writer is None or not self._task_waits or telling.wake.is_set():
+        if writer is None or self._closed or not self._task_waits or telling.wake.is_set():
             return False
         if writer.is_busy:
             return reader is self._reader
@@ -62,6 +63,10 @@ class DirectTelling:
         telling.watch.begin_write()
         writer.begin(frame, self._look_again)
         return True
+
+    def close(self) -> None:
+        """Tells nothing more by itself: what the stream held is let go of. Idempotent."""
+        self._closed = True
 
     async def wait_for_news(self) -> None:
         """Returns once there is something for the task, and it may write."""

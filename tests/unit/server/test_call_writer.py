@@ -92,3 +92,33 @@ async def test_messages_of_a_call_that_is_gone_are_dropped():
     await asyncio.wait_for(writer.free(), 60)
     assert not written
     assert call.num_writes == 1
+
+
+@pytest.mark.parametrize("fails", ["the write", "what is told of it"])
+async def test_who_waits_until_it_is_free_goes_on_whatever_fails(fails: str):
+    taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    raised: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: raised.append(type(context["exception"]))
+    )
+
+    class FailingCall:
+        async def write(self, message: ConverseResponse) -> None:
+            del message
+            await taken
+            if fails == "the write":
+                raise ValueError
+
+    def note() -> None:
+        raise ValueError
+
+    writer = CallWriter(FailingCall(), check=lambda: None)
+    writer.begin(MESSAGE, note)
+    free = asyncio.create_task(writer.free())
+    await asyncio.sleep(0)
+
+    taken.set_result(None)
+
+    await asyncio.wait_for(free, 10)
+    assert raised == [ValueError]
+    assert not writer.is_busy

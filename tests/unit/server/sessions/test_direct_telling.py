@@ -189,6 +189,22 @@ async def test_caller_whose_credential_was_taken_back_is_told_nothing_more():
     assert told.take() is None
 
 
+async def test_stream_that_is_closed_tells_nothing_more_behind_a_write():
+    told = await waiting(most_unacked=4)
+    raised: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
+    told.log.append_text("one")
+    told.log.append_text(" two")
+
+    told.telling.close()
+    told.acks.close()
+    assert told.take() == "one"
+    await asyncio.sleep(0.01)
+
+    assert told.take() is None
+    assert not raised
+
+
 @pytest.mark.parametrize("takes", [True, False])
 async def test_reader_is_away_that_takes_no_direct_write(takes: bool):
     told = await waiting()
