@@ -183,6 +183,20 @@ def test_tenants_of_whom_nothing_is_in_use_are_forgotten() -> None:
     kept.release()
 
 
+def test_tenants_that_owe_tokens_are_not_forgotten() -> None:
+    bench = Bench(tokens_per_minute=60)
+    (place,) = bench.enter("owing")
+    place.reserve(prompt_tokens=60, output_tokens=0)
+    place.settle(60)
+    place.release()
+
+    for number in range(2 * MAX_RESTING):
+        for other in bench.enter(f"tenant{number}"):
+            other.release()
+
+    bench.refusal("owing")
+
+
 def test_refusals_are_counted_by_quota() -> None:
     quotas = TenantQuotas(
         lambda tenant: QuotaLimits(max_concurrent_requests=1, tokens_per_minute=10),
