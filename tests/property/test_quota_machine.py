@@ -7,7 +7,12 @@ from typing import TypeVar
 
 import hypothesis.strategies as st
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from antiphon_engine.api.errors import AntiphonError
 from antiphon_server.access.quota_limits import QuotaLimits
@@ -179,7 +184,10 @@ class QuotaMachine(RuleBasedStateMachine):
         return all(each.holds(1, self.now_ns) for each in buckets)
 
 
-TestQuotas = QuotaMachine.TestCase
-TestQuotas.settings = settings(
-    max_examples=40, stateful_step_count=40, deadline=None, derandomize=True
-)
+def test_quotas_do_as_the_model_over_random_lives(scale: int) -> None:
+    run_state_machine_as_test(
+        QuotaMachine,
+        settings=settings(
+            max_examples=40 * scale, stateful_step_count=40, deadline=None, derandomize=True
+        ),
+    )
