@@ -80,15 +80,20 @@ class CallWriter:
                 self._on_written()
             finally:
                 self._let_go_on()
-        except BaseException as error:
-            self._write = None
-            self._is_broken = True
-            self._let_go_on()
+        except grpc.aio.BaseError:
             # The call is gone, and its handler is cancelled or learns of it by its next message.
-            if not isinstance(error, grpc.aio.BaseError):
-                raise
+            self._break()
+        except BaseException:
+            self._break()
+            raise
         else:
             awaited.add_done_callback(self._go_on)
+
+    def _break(self) -> None:
+        """Writes nothing from now on."""
+        self._write = None
+        self._is_broken = True
+        self._let_go_on()
 
     def _let_go_on(self) -> None:
         """Tells who waits until no message is being written."""
