@@ -109,7 +109,11 @@ def serve(listener_fd: int, modules: Sequence[str], mains: str, tests: Sequence[
     # Forks would look at all of this again, and copy it by that.
     gc.collect()
     gc.freeze()
-    assert len(os.listdir("/proc/self/task")) == 1, "a process with threads must not fork"
+    num_threads = len(os.listdir("/proc/self/task"))
+    assert num_threads == 1, (
+        f"a process with threads must not fork, and this one has {num_threads}: a module started"
+        " them as it was imported, for instance by a large tensor in a test's parameters"
+    )
     _Zygote(socket.socket(fileno=listener_fd), functions).run()
 
 
