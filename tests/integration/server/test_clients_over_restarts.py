@@ -109,6 +109,7 @@ async def test_a_turn_that_is_sent_while_the_server_is_away_runs_once_it_is_back
         await (await session.send("one", config(3))).answer()
         await victim.kill("both")
         turn = await session.send("two", config(5))
+        await victim.gone()  # Until then its socket takes connections.
         await victim.start()
         answer = await turn.answer()
         kept = [turn.output.text async for turn in session.turns()]
@@ -122,7 +123,7 @@ async def test_a_chat_survives_a_restart_in_the_midst_of_an_answer(victim, kind)
 
     def dialogue():
         words = ["chat", "--target", victim.target, "--max-tokens", str(NUM_TOKENS)]
-        with Terminal("antiphon_cli.main", words, environ={}, limit_s=60) as terminal:
+        with Terminal("antiphon_cli.main", words, environ={}, limit_s=60, forked=False) as terminal:
             terminal.expect("> ")
             terminal.type("count\n")
             num_before = len(terminal.written)
