@@ -21,8 +21,8 @@ RUNS ?= 100000
 PEERS ?= build/peers
 COUNT ?= 10000
 # Bytecode of the thousands of files that nothing imports would take longer than the downloads.
-# Many tests wait for what other processes do, so two more than there are cores.
-WORKERS ?= $(shell echo $$(($$(nproc) + 2)))
+# Many tests wait for what other processes do, so one more than there are cores.
+WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
 PIP_INSTALL = $(BIN)/pip install --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
 
 .PHONY: help setup native serve check check-protos format test test-device test-kernels stress torture test-native test-native-threads soak fuzz fuzz-grpc bench bench-core bench-grammar bench-guided bench-kernels bench-policies bench-collectors bench-cpu bench-peers bench-sessions bench-tenants bench-tracing observe check-dashboard clean

@@ -1,6 +1,7 @@
 """Writes of a call that its task isn't woken for."""
 
 import asyncio
+import weakref
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from typing import Final
@@ -36,7 +37,7 @@ class CallWriter:
         self._context: Final = context
         self._check: Final = check
         self._write: Write | None = None
-        self._on_written: Callable[[], None] = lambda: None
+        self._on_written: Callable[[], None] = _do_nothing
         self._waits_for_free: asyncio.Future[None] | None = None
         self._is_broken = False
 
@@ -75,9 +76,10 @@ class CallWriter:
         try:
             awaited = self._write.send(None)
         except StopIteration:
-            self._write = None
+            on_written = self._on_written
+            self._forget_write()
             try:
-                self._on_written()
+                on_written()
             finally:
                 self._let_go_on()
         except grpc.aio.BaseError:
@@ -91,9 +93,14 @@ class CallWriter:
 
     def _break(self) -> None:
         """Writes nothing from now on."""
-        self._write = None
+        self._forget_write()
         self._is_broken = True
         self._let_go_on()
+
+    def _forget_write(self) -> None:
+        """Lets go of what is written, and of what follows it: that holds a turn's whole output."""
+        self._write = None
+        self._on_written = _do_nothing
 
     def _let_go_on(self) -> None:
         """Tells who waits until no message is being written."""
@@ -103,15 +110,20 @@ class CallWriter:
                 waits.set_result(None)
 
 
-_WRITER: Final[ContextVar[CallWriter | None]] = ContextVar("call_writer", default=None)
-"""Of the call that the current task runs."""
+def _do_nothing() -> None:
+    """Follows a write that nothing follows."""
+
+
+_WRITER: Final[ContextVar[weakref.ref[CallWriter] | None]] = ContextVar("call_writer", default=None)
+"""Of the call that the current task runs. Weak: timers that outlive a call keep its context."""
 
 
 def note_writer(writer: CallWriter) -> None:
-    """Notes what writes to the call that the current task runs. Each call has its own."""
-    _WRITER.set(writer)
+    """Notes what writes to the call that the current task runs, whose own it stays."""
+    _WRITER.set(weakref.ref(writer))
 
 
 def current_writer() -> CallWriter | None:
     """Returns what writes to the call that the current task runs; None: its handler alone does."""
-    return _WRITER.get()
+    noted = _WRITER.get()
+    return noted() if noted is not None else None

@@ -184,7 +184,8 @@ class _Method:
             async with self._call(context):
                 checked = await self._checked(request, context)
                 check = self._still_the_caller(context)
-                note_writer(CallWriter(context, check))
+                writer = CallWriter(context, check)  # Lives as long as this call.
+                note_writer(writer)
                 # Closed here and now, so that a cancelled call lets go at once of what it holds.
                 async with contextlib.aclosing(behavior(checked, context)) as answers:
                     async for response in answers:

@@ -67,6 +67,7 @@ class DirectTelling:
     def close(self) -> None:
         """Tells nothing more by itself: what the stream held is let go of. Idempotent."""
         self._closed = True
+        self._reader = None
 
     async def wait_for_news(self) -> None:
         """Returns once there is something for the task, and it may write."""
@@ -80,8 +81,7 @@ class DirectTelling:
 
     def _look_again(self) -> None:
         """Tells what came while a message was written."""
-        reader = self._reader
-        assert reader is not None
         self._telling.watch.end_write()
-        if reader.has_news and not self.tell(reader):
+        reader = self._reader
+        if reader is not None and reader.has_news and not self.tell(reader):
             self._telling.wake.set()
