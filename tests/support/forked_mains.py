@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
-import uvloop  # noqa: F401 - as below
+import uvloop  # noqa: F401 - the loop that servers run on: else each would import it
 
 import antiphon_server.serve  # noqa: F401 - what the command imports as it serves
 from antiphon_engine.__main__ import main as engine_main
