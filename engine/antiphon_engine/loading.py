@@ -19,6 +19,7 @@ from antiphon_engine.quantization import ON_CUDA, Quantization
 
 _log = structlog.get_logger(__name__)
 
+_AUTO = "auto"
 _CHECKPOINT = WeightOrigin()
 _LEAST_CAPABILITY = (9, 0)
 """Kernels start while those before them still run, which older devices can't."""
@@ -48,6 +49,11 @@ def load_model(
         loaded = _load_cuda(config, checkpoint, weights=weights, on_progress=on_progress)
         if loaded is not None:
             return loaded
+    if config.attention_backend != _AUTO:
+        raise StartupError(
+            f"engine.attention_backend is {config.attention_backend}, which is for the kernels on "
+            "cuda; others compute this model here, and auto takes what they have"
+        )
     return describe(Executor(config, checkpoint, weights=weights, on_progress=on_progress))
 
 

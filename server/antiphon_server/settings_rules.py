@@ -95,6 +95,7 @@ RULES: Final[Mapping[str, Range | Choice]] = {
         ("auto", "torch", "portable", "avx2", "avx512", "avx512_bf16", "amx")
     ),
     "engine.quantization": Choice(("auto", "none", "int8", "int4", "fp8")),
+    "engine.attention_backend": Choice(("auto", "triton", "flashinfer")),
     "engine.device": Choice(("cpu", "cuda")),
     "engine.num_threads": Range(0, 1024),
     "engine.max_context_tokens": _TOKENS,

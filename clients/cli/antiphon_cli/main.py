@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "trace": "where the time of a turn went",
     "top": "what an engine does, live",
     "bench": "measure an engine without a server",
+    "build-attention": "build FlashInfer's attention kernels for this machine's device",
     "backup": "copy the session store, while its server runs",
     "token": "draw a token, and print the lines that let it in",
 }

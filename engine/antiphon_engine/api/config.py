@@ -21,6 +21,10 @@ class EngineConfig:
     """What computes on the CPU: the engine's own kernels, by auto with the best instructions that
     the machine has, or by the name of others: portable, avx2, avx512, avx512_bf16 or amx; or torch,
     PyTorch's operators, the reference."""
+    attention_backend: str = "auto"
+    """What attends to prompts on cuda: triton (the engine's own kernels), flashinfer (FlashInfer's,
+    in steps of more than 2,048 tokens of prompts; `antiphon build-attention` builds them), or by
+    auto what is faster of what is there, measured at the start within tuning_limit_s."""
     quantization: str = "auto"
     """How weights are kept: auto (as the checkpoint has them), none (all in dtype); on the CPU int8
     or int4 (embedding and output matrix as int8); on cuda fp8 (but for those two, 8-bit floats)."""

@@ -15,7 +15,7 @@ from antiphon_engine.cuda.decode_slab import DecodeSlab
 from antiphon_engine.cuda.device_tables import DeviceTables
 from antiphon_engine.cuda.model import GraphModel
 from antiphon_engine.cuda.step_edges import StepStart, make_edges
-from antiphon_engine.cuda.step_rows import DecodeRows, MixedRows
+from antiphon_engine.cuda.step_rows import DecodeRows, HostRows, MixedRows
 from antiphon_engine.cuda.step_slab import DeviceSlab
 
 
@@ -98,16 +98,28 @@ class CapturedSteps:
         logits_BV.copy_(self._model.logits(hidden_TH[slab.sample_rows_B[:num_rows].long()]))
         self._edges.find_likeliest(logits_BV, likeliest_B)
 
-    def launch_forward(self, num_tokens: int, num_rows: int, *, num_decode_rows: int) -> Tensor:
-        """Launches the layers of a step; returns hidden states [T, H]. The table is changed."""
+    def launch_forward(self, num_tokens: int, host: HostRows, *, num_decode_rows: int) -> Tensor:
+        """Launches the layers of a step that isn't captured; the table is changed.
+
+        Args:
+            num_tokens: Of the step.
+            host: Its rows.
+            num_decode_rows: Rows of one token at the front.
+
+        Returns:
+            Hidden states [T, H].
+        """
         slab = self._slab
         ids_T = self._input_ids_T[:num_tokens]
         ids_T.copy_(
             self._tables.known_ids(slab.input_ids_T[:num_tokens], slab.gather_slots_T[:num_tokens])
         )
-        return self._forward(ids_T, num_rows, num_decode_rows=num_decode_rows)
+        num_rows = len(host.slots_R)
+        return self._forward(ids_T, num_rows, num_decode_rows=num_decode_rows, host=host)
 
-    def _forward(self, ids_T: Tensor, num_rows: int, *, num_decode_rows: int) -> Tensor:
+    def _forward(
+        self, ids_T: Tensor, num_rows: int, *, num_decode_rows: int, host: HostRows | None = None
+    ) -> Tensor:
         slab, num_tokens = self._slab, len(ids_T)
         return self._model.forward(
             MixedRows(
@@ -119,5 +131,6 @@ class CapturedSteps:
                 slots_R=slab.slots_B[:num_rows],
                 block_tables_SM=self._tables.blocks_SM,
                 num_decode_rows=num_decode_rows,
+                host=host,
             )
         )

@@ -1,34 +1,20 @@
-"""How products and attention are divided among programs, and what was measured of it, on disk.
-
-A choice holds for the device, the libraries, the shape and the number of rows that it was measured
-with, and for nothing else.
-"""
+"""How products and attention are divided among programs: defaults, and what to measure."""
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-import msgspec
-import structlog
 import torch
-import triton
 
 from antiphon_engine.cuda.kernels.paged_attention import PagedConfig
 from antiphon_engine.cuda.kernels.products import Product, ProductConfig, can_scale_blocks
 from antiphon_engine.cuda.kernels.spread_attention import SpreadConfig
-
-_log = structlog.get_logger(__name__)
 
 FIXED: Final = ProductConfig(
     block_out=64, block_in=64, num_stages=4, num_warps=4, block_rows=64, prefetch_lines=8
 )
 """For products that don't depend on how many rows are computed."""
 
-_FORMAT: Final = 1
 _WIDE_OUT: Final = 1 << 16
 """Output features of a product that keeps a device busy by itself: the output matrix."""
 _NUM_MULTIPROCESSORS: Final = 132
@@ -170,53 +156,6 @@ def _shared_bytes(product: Product, num_rows: int, config: ProductConfig) -> int
     weight_bytes = product.weight_NK.element_size()
     row_bytes = _NARROW_ROW_BYTES if product.is_narrow else weight_bytes
     return config.num_stages * config.block_in * (rows * row_bytes + weights * weight_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredChoices:
-    """Choices of one device and its libraries in a file, which is kept whole at every moment."""
-
-    path: Path | None
-    _known: dict[str, ProductConfig | None]
-
-    @classmethod
-    def open(cls, cache_dir: Path | None, device_name: str) -> "MeasuredChoices":
-        """Reads what is known; nothing, where there is no file or it can't be read."""
-        if cache_dir is None:
-            return cls(None, {})
-        versions = [device_name, torch.__version__, triton.__version__, str(_FORMAT)]
-        digest = hashlib.sha256("\n".join(versions).encode()).hexdigest()[:16]
-        path = cache_dir / f"cuda-products-{digest}.json"
-        try:
-            known = msgspec.json.decode(path.read_bytes(), type=dict[str, ProductConfig | None])
-        except FileNotFoundError:
-            known = {}
-        except (OSError, msgspec.DecodeError) as error:
-            _log.warning("measured choices can't be read", path=str(path), error=str(error))
-            known = {}
-        return cls(path, known)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._known
-
-    def __getitem__(self, key: str) -> ProductConfig | None:
-        return self._known[key]
-
-    def __setitem__(self, key: str, config: ProductConfig | None) -> None:
-        self._known[key] = config
-
-    def save(self) -> None:
-        """Writes the file, if there is one. What can't be written is measured again next time."""
-        if self.path is None:
-            return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=".choices-")
-            with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.json.encode(self._known))
-            Path(name).replace(self.path)
-        except OSError as error:
-            _log.warning("measured choices can't be kept", path=str(self.path), error=str(error))
 
 
 def model_key(

@@ -33,6 +33,7 @@ from antiphon_engine.cuda.decode_slab import DecodeStage
 from antiphon_engine.cuda.device_tables import DeviceTables
 from antiphon_engine.cuda.graphs import Recorder, Replay, record_all
 from antiphon_engine.cuda.model import GraphModel
+from antiphon_engine.cuda.step_rows import HostRows
 from antiphon_engine.cuda.step_slab import DeviceSlab, HostSlab, SlabLayout
 from antiphon_engine.device import Device, Fence
 from antiphon_engine.kv_copies import KvCopier, carry_out_planned
@@ -181,7 +182,9 @@ class CudaExecutor:
         step["gather_slot"][:num_tokens] = -1
         step["sample_rows"][:num_rows] = starts[1:] - 1
         self._slab.take(host, num_deltas=0)
-        hidden_TH = self._captured.launch_forward(num_tokens, num_rows, num_decode_rows=0)
+        hidden_TH = self._captured.launch_forward(
+            num_tokens, _host_rows(step, num_rows), num_decode_rows=0
+        )
         logits_SV = self._model.logits(hidden_TH[self._slab.sample_rows_B[:num_rows].long()])
         likeliest_ids(logits_SV)
 
@@ -320,11 +323,19 @@ class CudaExecutor:
             return torch.empty((0, self._vocabulary_size), device=self._device.torch_device)
         launch.hidden_TH = self._captured.launch_forward(
             int(header[_native.HEADER_NUM_TOKENS]),
-            launch.num_rows,
+            _host_rows(host.buffers, launch.num_rows),
             num_decode_rows=int(header[_native.HEADER_NUM_DECODE_ROWS]),
         )
         sample_rows_S = self._slab.sample_rows_B[: launch.num_samples].long()
         return self._model.logits(launch.hidden_TH[sample_rows_S])
+
+
+def _host_rows(step: StepBuffers, num_rows: int) -> HostRows:
+    return HostRows(
+        row_starts_R1=step["cu_q"][: num_rows + 1],
+        contexts_R=step["ctx_len"][:num_rows],
+        slots_R=step["slot"][:num_rows],
+    )
 
 
 def _scores_prompts(step: StepBuffers, num_rows: int) -> bool:

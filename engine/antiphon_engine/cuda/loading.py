@@ -127,6 +127,8 @@ class _Loader:
             max_rows=config.max_rows,
             max_logits=max(config.max_rows + CHUNK_ROWS, num_scored),
             context_tokens=wanted.context_tokens,
+            block_tokens=config.block_tokens,
+            attention_backend=config.attention_backend,
             narrow_weights=wanted.narrow_weights,
             deterministic=config.deterministic,
             cache_dir=wanted.weights.cache_dir,

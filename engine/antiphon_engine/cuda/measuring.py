@@ -15,8 +15,9 @@ import structlog
 import torch
 from triton import AsyncCompileMode, TritonError
 
-from antiphon_engine.cuda.choices import MeasuredChoices, candidates
+from antiphon_engine.cuda.choices import candidates
 from antiphon_engine.cuda.kernels.products import Product, ProductConfig, multiply
+from antiphon_engine.cuda.measured_choices import MeasuredChoices
 from antiphon_engine.cuda.step_products import ProductRunner
 
 _log = structlog.get_logger(__name__)
@@ -48,7 +49,7 @@ class StepTuner:
     """Returns what launches a decode step of so many rows."""
     model_key: str
     """What the choices depend on beside the number of rows."""
-    known: MeasuredChoices
+    known: MeasuredChoices[ProductConfig | None]
     deadline: float
     """By `time.monotonic`: what comes later keeps its default."""
 

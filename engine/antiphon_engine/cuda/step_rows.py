@@ -6,6 +6,8 @@ longest context, V vocabulary.
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -23,6 +25,24 @@ class DecodeRows:
     """int32, contiguous: block ids, in order; behind a row's end anything valid."""
     logits_BV: Tensor
     """float32, contiguous: what is computed; anything in padding rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRows:
+    """What the host knows of a step's rows, for what is planned there. Read before it returns."""
+
+    row_starts_R1: NDArray[np.int32]
+    """As MixedRows has it, without padding."""
+    contexts_R: NDArray[np.int32]
+    slots_R: NDArray[np.int32]
+
+    def behind(self, num_rows: int) -> "HostRows":
+        """Returns what comes behind so many rows of one token each."""
+        return HostRows(
+            row_starts_R1=self.row_starts_R1[num_rows:] - np.int32(num_rows),
+            contexts_R=self.contexts_R[num_rows:],
+            slots_R=self.slots_R[num_rows:],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +69,9 @@ class MixedRows:
     """int32, contiguous: block ids, in order; behind a row's end anything valid."""
     num_decode_rows: int
     """Rows at the front that have one token each; token r is row r's."""
+    host: HostRows | None = None
+    """What the host knows of the rows; None where the launches are captured, since they serve other
+    rows later."""
 
     @property
     def num_tokens(self) -> int:

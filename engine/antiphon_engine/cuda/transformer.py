@@ -15,15 +15,20 @@ import torch
 from torch import Tensor
 
 from antiphon_engine.checkpoint.progress import OnProgress
-from antiphon_engine.cuda.choices import FIXED, MeasuredChoices, default_config, model_key
+from antiphon_engine.cuda.attention_backend import AttentionShape, StepAttention
+from antiphon_engine.cuda.attention_choice import AttentionNeeds, make_attention, tune_attention
+from antiphon_engine.cuda.attention_timing import ChunkTimer
+from antiphon_engine.cuda.choices import FIXED, default_config, model_key
 from antiphon_engine.cuda.kernels.paged_attention import Heads
 from antiphon_engine.cuda.kernels.products import Product, Workspace
 from antiphon_engine.cuda.kernels.rows import embed, normalise
+from antiphon_engine.cuda.measured_choices import product_choices
 from antiphon_engine.cuda.measuring import ProductKind, StepTuner
-from antiphon_engine.cuda.step_attention import AttentionMaker, StepAttention, make_attention
+from antiphon_engine.cuda.step_attention import AttentionMaker
 from antiphon_engine.cuda.step_buffers import StepBuffers
 from antiphon_engine.cuda.step_products import ROW_BOUNDS, ProductRunner, row_bound
-from antiphon_engine.cuda.step_rows import DecodeRows, MixedRows
+from antiphon_engine.cuda.step_rows import DecodeRows, HostRows, MixedRows
+from antiphon_engine.cuda.triton_attention import TRITON
 from antiphon_engine.cuda.weights import CudaWeights, take_weights
 from antiphon_engine.kv_tensors import KvTensors
 from antiphon_engine.model.batch import StepBatch
@@ -53,6 +58,10 @@ class CudaSettings:
     """Tokens whose logits are asked for at once."""
     context_tokens: int
     """Of the longest context: positions are below it."""
+    block_tokens: int = 32
+    """Of a block of the cache."""
+    attention_backend: str = TRITON
+    """What attends to chunks, as `engine.attention_backend` has it."""
     narrow_weights: bool = False
     """Whether layers' matrices are kept as 8-bit floats (e4m3), a scale for each row."""
     deterministic: bool = False
@@ -138,13 +147,15 @@ class CudaTransformer:
         self._kv = kv
 
     def tune(self, row_counts: Sequence[int], *, budget_s: float) -> None:
-        """Chooses how products are computed by measuring; waits for the device.
+        """Chooses how attention and products are computed by measuring; waits for the device.
 
         Comes before capturing, and before the cache holds anything. What is known from earlier
         starts costs no time; what the budget leaves out keeps its default.
         """
         if self._settings.deterministic or self._device.type != "cuda":
             return
+        deadline = time.monotonic() + budget_s
+        self._tune_attention()
         products = {kind: layers[0] for kind, layers in self._product_kinds().items()}
         tuner = StepTuner(
             runner=self._products,
@@ -163,8 +174,8 @@ class CudaTransformer:
                 overlap=self._products.overlap,
                 block_tokens=self._cache.layout.block_tokens,
             ),
-            known=MeasuredChoices.open(self._settings.cache_dir, torch.cuda.get_device_name()),
-            deadline=time.monotonic() + budget_s,
+            known=product_choices(self._settings.cache_dir, torch.cuda.get_device_name()),
+            deadline=deadline,
         )
         bounds = {row_bound(num_rows) for num_rows in row_counts}
         most = min(self._settings.max_rows, self._settings.max_logits)
@@ -253,23 +264,44 @@ class CudaTransformer:
         )
         return lambda: self.decode(rows)
 
+    def _tune_attention(self) -> None:
+        parts, settings = self._parts, self._settings
+        buffers, heads = self._buffers.first(settings.max_step_tokens), parts.heads[0]
+        timer = ChunkTimer(
+            heads=heads,
+            kv=self._cache,
+            qkv_TQ=buffers.qkv_TQ,
+            out_TA=buffers.attended_TA,
+            context_tokens=settings.context_tokens,
+        )
+        shape, cache_dir = self._attention_shape(heads), settings.cache_dir
+        tune_attention(parts.attention, shape, timer, cache_dir=cache_dir)
+
     def _take_weights(self) -> None:
         assert self._source is not None
         weights = take_weights(self._source, self._config, is_narrow=self._settings.narrow_weights)
         self._source = None
         heads = _heads(self._config, weights, self._settings.context_tokens, self._device)
-        attention = make_attention(
-            heads[0],
-            max_rows=self._settings.max_rows,
+        needs = AttentionNeeds(
+            shape=self._attention_shape(heads[0]),
+            backend=self._settings.attention_backend,
             is_fixed=self._settings.deterministic,
-            overlap=self._products.overlap,
-            device=self._device,
+            max_rows=self._settings.max_rows,
+        )
+        attention = make_attention(
+            heads[0], needs, overlap=self._products.overlap, device=self._device
         )
         self._loaded = _Loaded(weights=weights, heads=heads, attention=attention)
         for kind, layers in self._product_kinds().items():
             self._products.choices[kind] = {
                 bound: default_config(layers[0], bound) for bound in ROW_BOUNDS
             }
+
+    def _attention_shape(self, heads: Heads) -> AttentionShape:
+        dtype = self._buffers.qkv_TQ.dtype
+        return AttentionShape.of(
+            heads, block_tokens=self._settings.block_tokens, dtype=dtype, kv_dtype=dtype
+        )
 
     def _product_kinds(self) -> dict[str, list[Product]]:
         weights = self._parts.weights
@@ -300,15 +332,17 @@ def mixed_rows(batch: StepBatch) -> MixedRows:
     is_chunk = rows.num_tokens != 1
     num_rows = len(rows.num_tokens)
     starts = np.append(rows.token_starts[:num_rows], len(batch.input_ids_T)).astype(np.int32)
+    slots = np.arange(num_rows, dtype=np.int32)
     return MixedRows(
         input_ids_T=batch.input_ids_T.int(),
         positions_T=batch.positions_T.int(),
         slot_mapping_T=rows.slot_mapping[0],
         row_starts_R1=torch.from_numpy(starts).to(device),
         contexts_R=torch.from_numpy(rows.context_tokens.copy()).to(device),
-        slots_R=torch.arange(num_rows, dtype=torch.int32, device=device),
+        slots_R=torch.from_numpy(slots).to(device),
         block_tables_SM=table_RM.int().contiguous(),
         num_decode_rows=int(is_chunk.argmax()) if is_chunk.any() else num_rows,
+        host=HostRows(row_starts_R1=starts, contexts_R=rows.context_tokens, slots_R=slots),
     )
 
 

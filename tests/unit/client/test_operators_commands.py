@@ -1,11 +1,13 @@
 """Commands for those who run a server."""
 
+import argparse
 import asyncio
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from antiphon_cli import build_attention
 from antiphon_cli.main import main
 from antiphon_server.access.credentials import load_credentials
 from antiphon_server.sessions.sqlite_store import SqliteStore
@@ -54,3 +56,22 @@ def test_tokens_are_never_the_same(capsys) -> None:
 def test_wrong_use_of_token_is_told_in_one_line(capsys, words: list[str]) -> None:
     assert main(["token", *words]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_build_attention_builds_for_a_head_size(capsys) -> None:
+    parser = argparse.ArgumentParser()
+    build_attention.add_arguments(parser)
+    commands: list[list[str]] = []
+
+    def run_build(command):
+        commands.append(list(command))
+        return 7
+
+    status = build_attention.run(parser.parse_args(["--head-dim", "128"]), run_build=run_build)
+
+    assert status == 7
+    assert commands[0][-2:] == ["--head-dim", "128"]
+    with pytest.raises(SystemExit) as ended:
+        main(["build-attention", "--head-dim", "96"])
+    assert ended.value.code == 2
+    assert "128" in capsys.readouterr().err

@@ -120,6 +120,7 @@ def test_switches_are_read_from_words(text: str, value: bool) -> None:
         "engine.dtype=float8",
         "engine.cpu_kernels=sse",
         "engine.quantization=int2",
+        "engine.attention_backend=xformers",
         "engine.device=tpu",
         "engine.run_ahead=3",
         "engine.capacity_policy=optimistic",

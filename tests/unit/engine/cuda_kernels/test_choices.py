@@ -3,8 +3,9 @@ from pathlib import Path
 
 import torch
 
-from antiphon_engine.cuda.choices import FIXED, MeasuredChoices, candidates, default_config
+from antiphon_engine.cuda.choices import FIXED, candidates, default_config
 from antiphon_engine.cuda.kernels.products import Product, can_scale_blocks
+from antiphon_engine.cuda.measured_choices import product_choices
 from antiphon_engine.cuda.step_products import ROW_BOUNDS, row_bound
 
 
@@ -13,13 +14,13 @@ def _product(num_out: int, num_in: int, **kind: object) -> Product:
 
 
 def test_choices_come_back_for_the_device_that_they_were_measured_on(tmp_path: Path) -> None:
-    choices = MeasuredChoices.open(tmp_path / "new", "one device")
+    choices = product_choices(tmp_path / "new", "one device")
     choices["model 1 qkv"] = FIXED
     choices["model 1 head"] = None
     choices.save()
 
-    again = MeasuredChoices.open(tmp_path / "new", "one device")
-    other = MeasuredChoices.open(tmp_path / "new", "another device")
+    again = product_choices(tmp_path / "new", "one device")
+    other = product_choices(tmp_path / "new", "another device")
 
     assert again["model 1 qkv"] == FIXED
     assert again["model 1 head"] is None
@@ -28,18 +29,18 @@ def test_choices_come_back_for_the_device_that_they_were_measured_on(tmp_path: P
 
 
 def test_choices_that_cannot_be_read_are_none(tmp_path: Path) -> None:
-    choices = MeasuredChoices.open(tmp_path, "device")
+    choices = product_choices(tmp_path, "device")
     choices["model 1 qkv"] = FIXED
     choices.save()
     (file,) = tmp_path.iterdir()
 
     for broken in ('{"model 1 qkv": {"block_out": "wide"}}', '{"model', "[]"):
         file.write_text(broken)
-        assert "model 1 qkv" not in MeasuredChoices.open(tmp_path, "device")
+        assert "model 1 qkv" not in product_choices(tmp_path, "device")
 
 
 def test_choices_without_a_directory_are_kept_nowhere(tmp_path: Path) -> None:
-    choices = MeasuredChoices.open(None, "device")
+    choices = product_choices(None, "device")
     choices["model 1 qkv"] = None
 
     choices.save()

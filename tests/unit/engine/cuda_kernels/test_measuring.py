@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from antiphon_engine.cuda.choices import FIXED, MeasuredChoices
+from antiphon_engine.cuda.choices import FIXED
 from antiphon_engine.cuda.kernels.products import Product, Workspace
+from antiphon_engine.cuda.measured_choices import MeasuredChoices, product_choices
 from antiphon_engine.cuda.measuring import ProductKind, StepTuner
 from antiphon_engine.cuda.step_products import ProductRunner
 
@@ -35,7 +36,7 @@ def _tuner(choices: MeasuredChoices, *, deadline: float = math.inf) -> StepTuner
 
 @pytest.fixture
 def choices(tmp_path: Path) -> MeasuredChoices:
-    return MeasuredChoices.open(tmp_path, "device")
+    return product_choices(tmp_path, "device")
 
 
 def test_what_is_known_is_taken_without_measuring(choices) -> None:

@@ -1,0 +1,167 @@
+"""Attention by the engine's own kernels: it serves every step, captured or not.
+
+Shape suffixes: as in `attention_backend`.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+from torch import Tensor
+
+from antiphon_engine.cuda.attention_backend import Cache, ChunkRows, StepAttention
+from antiphon_engine.cuda.choices import SPREAD_ROWS, paged_config, spread_config
+from antiphon_engine.cuda.kernels.paged_attention import (
+    Heads,
+    PagedRows,
+    PagedWorkspace,
+    attend_paged,
+)
+from antiphon_engine.cuda.kernels.prefill_attention import (
+    PrefillConfig,
+    attend_rows,
+    store_heads,
+)
+from antiphon_engine.cuda.kernels.spread_attention import (
+    SpreadConfig,
+    SpreadWorkspace,
+    attend_spread,
+    plan_rows,
+)
+
+TRITON: Final = "triton"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedAttention:
+    """Rows of one token, each shared by several programs."""
+
+    rows: PagedRows
+    workspace: PagedWorkspace
+    overlap: bool
+
+    def attend(self, heads: Heads, cache: Cache, qkv_TQ: Tensor, out_TA: Tensor) -> None:
+        """See StepAttention."""
+        attend_paged(
+            qkv_TQ,
+            out_TA,
+            cache,
+            heads=heads,
+            rows=self.rows,
+            config=paged_config(qkv_TQ.shape[0]),
+            workspace=self.workspace,
+            overlap=self.overlap,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpreadAttention:
+    """Many rows of one token, all of which programs share as was planned."""
+
+    rows: PagedRows
+    config: SpreadConfig
+    workspace: SpreadWorkspace
+    overlap: bool
+
+    def attend(self, heads: Heads, cache: Cache, qkv_TQ: Tensor, out_TA: Tensor) -> None:
+        """See StepAttention."""
+        attend_spread(
+            qkv_TQ,
+            out_TA,
+            cache,
+            heads=heads,
+            rows=self.rows,
+            config=self.config,
+            workspace=self.workspace,
+            overlap=self.overlap,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsAttention:
+    """Rows of any number of tokens."""
+
+    chunks: ChunkRows
+    config: PrefillConfig
+
+    def attend(self, heads: Heads, cache: Cache, qkv_TQ: Tensor, out_TA: Tensor) -> None:
+        """See StepAttention."""
+        store_heads(
+            qkv_TQ,
+            cache,
+            heads=heads,
+            positions_T=self.chunks.positions_T,
+            slot_mapping_T=self.chunks.slot_mapping_T,
+        )
+        attend_rows(qkv_TQ, out_TA, cache, heads=heads, rows=self.chunks.rows, config=self.config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonBackend:
+    """An AttentionBackend of heads of 16 to 256 features, in any groups and blocks.
+
+    `is_fixed`: a token's numbers don't depend on what is beside it, where all rows are chunks.
+    """
+
+    heads: Heads
+    """Of any layer."""
+    workspace: PagedWorkspace
+    spread_config: SpreadConfig
+    spread_workspace: SpreadWorkspace
+    is_fixed: bool
+    overlap: bool
+
+    @classmethod
+    def allocate(
+        cls, heads: Heads, *, max_rows: int, is_fixed: bool, overlap: bool, device: torch.device
+    ) -> "TritonBackend":
+        """Returns a backend for steps of up to so many rows of one token."""
+        num_row_splits = max(
+            num_rows * paged_config(num_rows).max_splits for num_rows in range(1, SPREAD_ROWS)
+        )
+        spread = spread_config(device)
+        return cls(
+            heads=heads,
+            workspace=PagedWorkspace.allocate(
+                heads, num_row_splits=num_row_splits, num_rows=max_rows, device=device
+            ),
+            spread_config=spread,
+            spread_workspace=SpreadWorkspace.allocate(
+                heads, spread, num_rows=max_rows, device=device
+            ),
+            is_fixed=is_fixed,
+            overlap=overlap,
+        )
+
+    @property
+    def name(self) -> str:
+        """See AttentionBackend."""
+        return TRITON
+
+    @property
+    def version(self) -> str:
+        """See AttentionBackend."""
+        version: str = triton.__version__
+        return version
+
+    def for_decodes(self, rows: PagedRows) -> StepAttention:
+        """See AttentionBackend."""
+        if len(rows.positions_B) < SPREAD_ROWS:
+            return PagedAttention(rows=rows, workspace=self.workspace, overlap=self.overlap)
+        plan_rows(
+            rows.positions_B,
+            heads=self.heads,
+            config=self.spread_config,
+            workspace=self.spread_workspace,
+        )
+        return SpreadAttention(
+            rows=rows,
+            config=self.spread_config,
+            workspace=self.spread_workspace,
+            overlap=self.overlap,
+        )
+
+    def for_chunks(self, chunks: ChunkRows) -> StepAttention:
+        """See AttentionBackend."""
+        return RowsAttention(chunks=chunks, config=PrefillConfig(one_loop=self.is_fixed))
