@@ -26,6 +26,8 @@ from antiphon_engine.api.messages import (
 from antiphon_engine.api.process import EngineStart
 from antiphon_engine.arrivals import Arrivals
 from antiphon_engine.cpu_topology import num_physical_cores
+from antiphon_engine.cuda.device_sampler import DeviceSampler
+from antiphon_engine.cuda.slot_draws import SlotDraws
 from antiphon_engine.device import CPU, Device
 from antiphon_engine.grammar.backends import Backends
 from antiphon_engine.grammar.base import mask_words
@@ -36,7 +38,7 @@ from antiphon_engine.likeliest import MAX_TOP_LOGPROBS
 from antiphon_engine.link import FrontEndGoneError, FrontEndLink
 from antiphon_engine.loop import EngineLoop, EngineParts, LoopSettings
 from antiphon_engine.requests import Requests
-from antiphon_engine.sampler import Sampler, sampling_flags
+from antiphon_engine.sampler import Sampler, StepSampler, sampling_flags
 from antiphon_engine.step_executor import StepExecutor
 
 _log = structlog.get_logger(__name__)
@@ -76,6 +78,8 @@ class LoadedModel:
     facts: ModelFacts
     device: Device = CPU
     """Where the executor leaves its logits."""
+    draws: SlotDraws | None = None
+    """Draws tokens there; None: where that is the CPU."""
 
 
 Load: TypeAlias = Callable[[EngineStart, OnProgress], LoadedModel]
@@ -210,12 +214,10 @@ def loop_settings(config: EngineConfig) -> LoopSettings:
     )
 
 
-def _make_sampler(config: EngineConfig, model: LoadedModel) -> Sampler:
-    return Sampler(
-        num_slots=config.max_rows,
-        vocabulary_size=model.facts.vocabulary_size,
-        device=model.device,
-    )
+def _make_sampler(config: EngineConfig, model: LoadedModel) -> StepSampler:
+    if model.draws is not None:
+        return DeviceSampler(model.draws, model.device)
+    return Sampler(num_slots=config.max_rows, vocabulary_size=model.facts.vocabulary_size)
 
 
 def warm_up(config: EngineConfig, model: LoadedModel) -> None:

@@ -19,6 +19,7 @@ from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.attention.base import StepRows
 from antiphon_engine.checkpoint.fields import Fields
 from antiphon_engine.checkpoint.progress import OnProgress
+from antiphon_engine.cuda.slot_draws import SlotDraws
 from antiphon_engine.device import Device, Fence, PassedFence
 from antiphon_engine.kv_copies import carry_out_planned, make_copier, staged_blocks
 from antiphon_engine.kv_tensors import HostKv, KvLayout, KvTensors
@@ -113,6 +114,7 @@ class Executor:
             self._copier = make_copier(self._kv, host, self.device)
             max_blocks = -(-self.memory.context_tokens // config.block_tokens)
             self._slots = SlotTables(self.device, num_slots=config.max_rows, max_blocks=max_blocks)
+            self.draws = self._make_draws(config.max_rows) if self.device.is_cuda else None
         self._buffer_sets = [
             make_buffers(config, max_blocks=max_blocks, pinned=self.device.is_cuda)
             for _ in range(config.num_buffer_sets)
@@ -187,6 +189,16 @@ class Executor:
         num_rows = int(step["header"][_native.HEADER_NUM_ROWS])
         step["num_tokens"][:num_rows] = np.diff(step["sample_indptr"][: num_rows + 1])
         step["tokens"][sampled_rows(step), 0] = launch.tokens
+
+    def _make_draws(self, max_rows: int) -> SlotDraws:
+        device = self.device.torch_device
+        return SlotDraws(
+            max_rows=max_rows,
+            vocabulary_size=self.model_config.vocabulary_size,
+            # Those of steps are kept with the rest of a step.
+            last_tokens_S=torch.zeros(max_rows, dtype=torch.int32, device=device),
+            device=self.device,
+        )
 
     def _batch(self, step: StepBuffers) -> StepBatch:
         num_rows = int(step["header"][_native.HEADER_NUM_ROWS])

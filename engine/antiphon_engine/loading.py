@@ -63,6 +63,7 @@ def describe(executor: Executor) -> LoadedModel:
     return LoadedModel(
         executor=executor,
         device=executor.device,
+        draws=executor.draws,
         facts=ModelFacts(
             architecture=model.architecture,
             dtype=executor.dtype_name,

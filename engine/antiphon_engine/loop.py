@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 from numpy.typing import NDArray
+from torch import Tensor
 
 from antiphon_engine import _native
 from antiphon_engine.api.messages import (
@@ -36,11 +37,12 @@ from antiphon_engine.api.messages import (
     ToEngine,
 )
 from antiphon_engine.arrivals import Arrivals
+from antiphon_engine.grammar.masking import StepMasks
 from antiphon_engine.guidance import Guidance, has_guided_rows
 from antiphon_engine.link import FrontEndGoneError, MessageLink
 from antiphon_engine.prompt_reports import PromptReports, StepReport, scored_tokens
 from antiphon_engine.requests import Requests
-from antiphon_engine.sampler import Sampled, Sampler
+from antiphon_engine.sampler import Sampled, StepSampler
 from antiphon_engine.step_executor import StepBuffers, StepExecutor
 from antiphon_engine.step_news import StepLogprobs, collect_news
 from antiphon_engine.step_parts import PartWatch, StepPart, ignore_part
@@ -62,7 +64,7 @@ class EngineParts:
     core: _native.EngineCore
     """With its buffers registered."""
     executor: StepExecutor
-    sampler: Sampler
+    sampler: StepSampler
     requests: Requests
     arrivals: Arrivals
     guidance: Guidance
@@ -279,8 +281,7 @@ class EngineLoop:
         """Has a planned step computed; returns its tokens, and the rows whose don't count."""
         if not has_guided_rows(plan):
             logits = self._executor.execute(set_index)
-            likeliest = self._executor.likeliest(set_index)
-            return self._sampler.sample(logits, plan, likeliest=likeliest), _NO_ROWS
+            return self._sample(set_index, plan, logits, None), _NO_ROWS
         stands_on_flights = bool(self._flights)
         if not stands_on_flights:
             # Masks are made beside the computation.
@@ -295,7 +296,13 @@ class EngineLoop:
         guided = self._guidance.finish()
         for failure in guided.failed:
             self._link.send(failure)
-        return self._sampler.sample(logits, plan, guided.masks), guided.late_rows
+        return self._sample(set_index, plan, logits, guided.masks), guided.late_rows
+
+    def _sample(
+        self, set_index: int, plan: StepBuffers, logits: Tensor, masks: StepMasks | None
+    ) -> Sampled:
+        likeliest = self._executor.likeliest(set_index)
+        return self._sampler.sample(logits, plan, masks, likeliest=likeliest)
 
     def _score(self, set_index: int, plan: StepBuffers) -> StepReport | None:
         """Has the tokens of prompts scored where somebody wants that."""

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -13,6 +14,10 @@ from antiphon_engine.api.messages import (
     RewindSession,
     SamplingParams,
 )
+
+MAX_BIASES: Final = 1024
+MAX_STOP_IDS: Final = 1024
+"""Of stop ids and end ids together."""
 
 _MAX_INT32 = 2**31 - 1
 _MAX_INT64 = 2**63 - 1
@@ -107,6 +112,11 @@ def _numbers_fault(request: GenerationRequest) -> str:
 
 
 def _ids_fault(request: GenerationRequest, vocabulary_size: int) -> str:
+    num_ends = len(request.stop.stop_ids) + len(request.stop.end_ids)
+    if num_ends > MAX_STOP_IDS:
+        return f"stop_ids and end_ids have {num_ends} tokens; at most {MAX_STOP_IDS}."
+    if len(request.sampling.logit_bias) > MAX_BIASES:
+        return f"logit_bias has {len(request.sampling.logit_bias)} tokens; at most {MAX_BIASES}."
     for name, token_ids in (
         ("stop_ids", request.stop.stop_ids),
         ("logit_bias", request.sampling.logit_bias),

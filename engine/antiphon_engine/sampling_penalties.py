@@ -8,7 +8,6 @@ import torch
 from numpy.typing import NDArray
 
 from antiphon_engine.api.messages import SamplingParams
-from antiphon_engine.device import Device
 
 
 def has_penalties(params: SamplingParams) -> bool:
@@ -28,13 +27,12 @@ class Penalties:
     was cached. Memory is taken for slots that have penalties only.
     """
 
-    def __init__(self, *, num_slots: int, vocabulary_size: int, device: Device) -> None:
-        self._device = device
+    def __init__(self, *, num_slots: int, vocabulary_size: int) -> None:
         self._repetition = np.ones(num_slots, np.float32)
         self._presence = np.zeros(num_slots, np.float32)
         self._frequency = np.zeros(num_slots, np.float32)
-        self._seen = SlotRows(num_slots, vocabulary_size, torch.bool, device)
-        self._counts = SlotRows(num_slots, vocabulary_size, torch.float32, device)
+        self._seen = SlotRows(num_slots, vocabulary_size, torch.bool)
+        self._counts = SlotRows(num_slots, vocabulary_size, torch.float32)
 
     def write(
         self,
@@ -52,11 +50,11 @@ class Penalties:
         self._frequency[slot] = params.frequency_penalty
         if params.repetition_penalty != 1.0:
             occurred = np.union1d(prompt, output).astype(np.int64)
-            self._seen.acquire(slot).index_fill_(0, self._device.upload(occurred), True)
+            self._seen.acquire(slot).index_fill_(0, torch.from_numpy(occurred), True)
         if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
             row_v = self._counts.acquire(slot)
             ids, counts = np.unique(output.astype(np.int64), return_counts=True)
-            row_v[self._device.upload(ids)] = self._device.upload(counts.astype(np.float32))
+            row_v[torch.from_numpy(ids)] = torch.from_numpy(counts.astype(np.float32))
 
     def apply(
         self, logits: torch.Tensor, rows: NDArray[np.int64], slots: NDArray[np.int32]
@@ -70,7 +68,7 @@ class Penalties:
         for table, one in ((self._seen, True), (self._counts, 1.0)):
             present = np.nonzero(table.row_of_slot[slots] >= 0)[0]
             if present.size:
-                table.add(slots[present], tokens[self._device.upload(present)], one)
+                table.add(slots[present], tokens[torch.from_numpy(present)], one)
 
     def _apply_repetition(
         self, logits: torch.Tensor, rows: NDArray[np.int64], slots: NDArray[np.int32]
@@ -78,8 +76,8 @@ class Penalties:
         chosen = self._seen.row_of_slot[slots] >= 0
         if not chosen.any():
             return
-        index = self._device.upload(rows[chosen])
-        penalty_r1 = self._device.upload(self._repetition[slots[chosen]])[:, None]
+        index = torch.from_numpy(rows[chosen])
+        penalty_r1 = torch.from_numpy(self._repetition[slots[chosen]])[:, None]
         plain_rv = logits[index]
         penalised_rv = torch.where(plain_rv > 0, plain_rv / penalty_r1, plain_rv * penalty_r1)
         seen_rv = self._seen.read(slots[chosen])
@@ -91,9 +89,9 @@ class Penalties:
         chosen = self._counts.row_of_slot[slots] >= 0
         if not chosen.any():
             return
-        index = self._device.upload(rows[chosen])
-        presence_r1 = self._device.upload(self._presence[slots[chosen]])[:, None]
-        frequency_r1 = self._device.upload(self._frequency[slots[chosen]])[:, None]
+        index = torch.from_numpy(rows[chosen])
+        presence_r1 = torch.from_numpy(self._presence[slots[chosen]])[:, None]
+        frequency_r1 = torch.from_numpy(self._frequency[slots[chosen]])[:, None]
         counts_rv = self._counts.read(slots[chosen])
         logits[index] -= frequency_r1 * counts_rv + presence_r1 * (counts_rv > 0)
 
@@ -101,14 +99,11 @@ class Penalties:
 class SlotRows:
     """A [V] row for some of the slots. Grows by doubling and reuses the rows of released slots."""
 
-    def __init__(
-        self, num_slots: int, vocabulary_size: int, dtype: torch.dtype, device: Device
-    ) -> None:
-        self._device = device
+    def __init__(self, num_slots: int, vocabulary_size: int, dtype: torch.dtype) -> None:
         self.row_of_slot = np.full(num_slots, -1, np.int64)
         """-1 where a slot has none."""
         self._free: list[int] = []
-        self._table = torch.zeros((0, vocabulary_size), dtype=dtype, device=device.torch_device)
+        self._table = torch.zeros((0, vocabulary_size), dtype=dtype)
 
     def acquire(self, slot: int) -> torch.Tensor:
         """Gives `slot` a row of zeros and returns it, to be written in place."""
@@ -128,11 +123,11 @@ class SlotRows:
 
     def read(self, slots: NDArray[np.int32]) -> torch.Tensor:
         """Returns a copy of the rows of `slots`, each of which has one."""
-        return self._table[self._device.upload(self.row_of_slot[slots])]
+        return self._table[torch.from_numpy(self.row_of_slot[slots])]
 
     def add(self, slots: NDArray[np.int32], tokens: torch.Tensor, amount: float) -> None:
         """Adds `amount` at a token of each of `slots`; each has a row and occurs once."""
-        self._table[self._device.upload(self.row_of_slot[slots]), tokens] += amount
+        self._table[torch.from_numpy(self.row_of_slot[slots]), tokens] += amount
 
     def _grow(self) -> None:
         num_rows = self._table.shape[0]

@@ -14,7 +14,7 @@ from antiphon_engine.api.messages import (
 )
 from antiphon_engine.prompt_reports import StepReport
 from antiphon_engine.requests import Requests
-from antiphon_engine.sampler import RowLogprobs
+from antiphon_engine.row_logprobs import RowLogprobs
 from antiphon_engine.step_executor import StepBuffers
 
 FINISH_REASONS = {

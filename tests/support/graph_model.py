@@ -151,4 +151,4 @@ def load_on_cpu(
     )
     if recorder is not None:
         executor.capture(recorder, lambda *told: None)
-    return LoadedModel(executor=executor, facts=facts, device=CPU), model
+    return LoadedModel(executor=executor, facts=facts, device=CPU, draws=executor.draws), model

@@ -7,7 +7,8 @@ import torch
 from numpy.typing import NDArray
 
 from antiphon_engine.api.messages import GenerationRequest, SamplingParams, StopParams
-from antiphon_engine.sampler import Sampled, Sampler, sampling_flags
+from antiphon_engine.grammar.masking import StepMasks
+from antiphon_engine.sampler import Sampled, Sampler, StepSampler, sampling_flags
 from antiphon_engine.step_executor import StepBuffers
 
 
@@ -34,9 +35,11 @@ class Row:
 class SampledBatch:
     """Rows that live in the slots of one sampler; row i is in slot i."""
 
-    def __init__(self, rows: list[Row], *, vocabulary_size: int) -> None:
+    def __init__(
+        self, rows: list[Row], *, vocabulary_size: int, sampler: StepSampler | None = None
+    ) -> None:
         self.rows = rows
-        self._sampler = Sampler(num_slots=len(rows), vocabulary_size=vocabulary_size)
+        self._sampler = sampler or Sampler(num_slots=len(rows), vocabulary_size=vocabulary_size)
         for slot, row in enumerate(rows):
             self.assign(slot, row)
 
@@ -56,16 +59,17 @@ class SampledBatch:
         *,
         slots: list[int] | None = None,
         uniform: float | NDArray[np.float64] = 0.5,
+        masks: StepMasks | None = None,
     ) -> Sampled:
         """Samples a token in each of `slots` from its row of `logits`, and notes it as output."""
         slots = list(range(len(self.rows))) if slots is None else slots
-        plan = self._plan(slots, np.broadcast_to(uniform, len(slots)))
-        sampled = self._sampler.sample(torch.from_numpy(logits.copy()), plan)
+        plan = self.plan(slots, np.broadcast_to(uniform, len(slots)))
+        sampled = self._sampler.sample(torch.from_numpy(logits.copy()), plan, masks)
         for slot, token_id in zip(slots, sampled.tokens.tolist(), strict=True):
             self.rows[slot].output.append(token_id)
         return sampled
 
-    def _plan(self, slots: list[int], uniform: NDArray[np.float64]) -> StepBuffers:
+    def plan(self, slots: list[int], uniform: NDArray[np.float64]) -> StepBuffers:
         num_rows = len(slots)
         rows = [self.rows[slot] for slot in slots]
         plan: StepBuffers = {}  # type: ignore[typeddict-item]

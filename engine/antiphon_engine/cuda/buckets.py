@@ -18,6 +18,7 @@ CHUNK_ROWS: Final = 16
 
 _CHUNK_TOKEN_SIZES: Final = (64, 128, 256, 512, 1024, 2048)
 _MIXED_DECODE_SIZES: Final = (0, 8, 32, 64, 128, 256)
+_DRAW_SIZES: Final = (1, 8, 32, 128, 256)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -37,6 +38,15 @@ class MixedBucket:
     def num_rows(self) -> int:
         """Of any kind; as many are sampled at most."""
         return self.num_decode_rows + CHUNK_ROWS
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DrawBucket:
+    """The size of a captured draw."""
+
+    num_rows: int
+    num_searches: int
+    """Filters of the row that has most."""
 
 
 def decode_buckets(max_rows: int) -> tuple[int, ...]:
@@ -60,6 +70,14 @@ def mixed_buckets(max_tokens: int, max_rows: int) -> tuple[MixedBucket, ...]:
         for num_rows in decode_sizes
         if tokens + num_rows <= max_tokens
     )
+
+
+def draw_sizes(max_rows: int) -> tuple[int, ...]:
+    """Returns for how many rows draws are captured, in order; the last is `max_rows`.
+
+    Rows that are padding cost next to nothing, so there are few.
+    """
+    return (*(size for size in _DRAW_SIZES if size < max_rows), max_rows)
 
 
 def smallest_bucket(buckets: Sequence[int], num_rows: int) -> int | None:

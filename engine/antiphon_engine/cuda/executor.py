@@ -31,8 +31,10 @@ from antiphon_engine.cuda.buckets import (
 from antiphon_engine.cuda.captured_steps import CapturedSteps
 from antiphon_engine.cuda.decode_slab import DecodeStage
 from antiphon_engine.cuda.device_tables import DeviceTables
+from antiphon_engine.cuda.draw_launches import DrawTarget
 from antiphon_engine.cuda.graphs import Recorder, Replay, record_all
 from antiphon_engine.cuda.model import GraphModel
+from antiphon_engine.cuda.slot_draws import SlotDraws
 from antiphon_engine.cuda.step_rows import HostRows
 from antiphon_engine.cuda.step_slab import DeviceSlab, HostSlab, SlabLayout
 from antiphon_engine.device import Device, Fence
@@ -146,6 +148,13 @@ class CudaExecutor:
                 max_rows=config.max_rows,
                 vocabulary_size=sizes.vocabulary_size,
             )
+            self.draws = SlotDraws(
+                max_rows=config.max_rows,
+                vocabulary_size=sizes.vocabulary_size,
+                last_tokens_S=self._tables.last_tokens_S,
+                device=device,
+            )
+            """Draws of the rows that want more than the likeliest token."""
         self.num_replays = 0
         """Steps of single tokens that were launched by one call."""
         self.num_mixed_replays = 0
@@ -159,6 +168,11 @@ class CudaExecutor:
             recorder, self._mixed_buckets, captured.launch_mixed, on_progress
         )
         self._replays = record_all(recorder, self._buckets, captured.launch_decode, on_progress)
+        num_rows = self._config.max_rows
+        target = DrawTarget(
+            logits_SV=captured.logits(num_rows), tokens_S=captured.likeliest(num_rows)
+        )
+        self.draws.capture(recorder, target, on_progress)
 
     @torch.inference_mode()
     def capture_largest(self, recorder: Recorder) -> None:

@@ -108,6 +108,7 @@ class _Loader:
         return LoadedModel(
             executor=executor,
             device=self._device,
+            draws=executor.draws,
             facts=ModelFacts(
                 architecture=model.architecture,
                 dtype=str(self._wanted.dtype).removeprefix("torch."),

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 
 from antiphon_engine import _kernels
-from antiphon_engine.device import Device
 from antiphon_engine.sampling_draw import FLOOR
 
 
@@ -25,17 +24,6 @@ class StepMasks:
     late: NDArray[np.int64]
     """Guided rows of the S whose masks are not there: what is drawn for them counts for nothing."""
 
-    def apply(self, logits: torch.Tensor, device: Device) -> None:
-        """Puts the logits [S, V] of tokens that are not allowed to the floor, in place."""
-        if device.is_cuda and self.rows.size:
-            self._apply_at_once(logits, device)
-            return
+    def apply(self, logits: torch.Tensor) -> None:
+        """Puts logits [S, V] of tokens that are not allowed to the floor, in place; on the CPU."""
         _kernels.mask_logits(logits.numpy(), self.rows, self.words, floor=FLOOR)
-
-    def _apply_at_once(self, logits: torch.Tensor, device: Device) -> None:
-        words_gw = device.upload(self.words)
-        places = torch.arange(32, dtype=torch.int32, device=words_gw.device)
-        bits_gv = (words_gw[:, :, None] >> places).bitwise_and_(1).flatten(1)
-        rows = device.upload(self.rows)
-        masked_gv = logits[rows].masked_fill_(bits_gv[:, : logits.shape[1]] == 0, FLOOR)
-        logits[rows] = masked_gv

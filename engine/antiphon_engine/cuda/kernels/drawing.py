@@ -1,161 +1,263 @@
 """Draws a token a row under temperature, min-p, top-k and top-p, without sorting.
 
-The rules are those of `sampling_draw`. Which tokens stay is a bound on how far they lie below the
-likeliest; it is found by dividing the range of bounds in eight, pass after pass. Of tokens at the
-bound itself, the lowest ids stay. What is drawn comes in the order of ids.
+The rules are those of `sampling_draw`. What is drawn comes in the order of ids, and of tokens at
+the bound of what filters leave, the lowest ids stay. Sums are put together in one order, so a row's
+token depends on its row alone.
 
-Shape suffixes: S rows of logits, R of them drawn, V vocabulary.
+Shape suffixes: D rows that are drawn, C chunks of the vocabulary.
 """
 
+from dataclasses import dataclass
 from typing import Final
 
+import torch
 from torch import Tensor
-from triton import jit
+from triton import cdiv, jit, next_power_of_2
 from triton import language as tl
+
+from antiphon_engine.cuda.draw_launches import DrawTarget
+from antiphon_engine.cuda.draw_slab import DrawArrays
+from antiphon_engine.cuda.kernels.adjusting import CHUNK, NUM_PARAMS, adjust_kernel
+from antiphon_engine.cuda.kernels.searching import (
+    PASSES,
+    STATES,
+    distances,
+    largest_logit,
+    search_kernel,
+    staying,
+    weight_of,
+)
+from antiphon_engine.cuda.slot_sampling import SlotSampling
 
 _BLOCK: Final = 1024
 
 
-def draw_rows(logits_SV: Tensor, rows_R: Tensor, params_R5: Tensor, tokens_S: Tensor) -> None:
-    """Launches the drawing of some rows.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawWorkspace:
+    """What launches of a draw hand on. Draws in order may share it."""
 
-    Args:
-        logits_SV: float32, contiguous. NaN stands for least likely.
-        rows_R: int32, each once.
-        params_R5: float64, contiguous: temperature, top-k (0: off), top-p, min-p and the uniform of
-            each.
-        tokens_S: int32: where tokens go, at `rows_R`.
-    """
-    _draw_kernel[(rows_R.shape[0],)](
-        logits_SV, rows_R, params_R5, tokens_S, logits_SV.shape[1], BLOCK=_BLOCK, num_warps=8
-    )
+    maxima_DC: Tensor
+    places_DC: Tensor
+    """Of each chunk's largest logit."""
+    states_2D5: Tensor
+    """Of each row's search; passes in turn."""
+    masses_2DC8: Tensor
+    """What of each chunk lies up to each of a pass's eight bounds."""
+    weights_DC: Tensor
+    """What stays of each chunk, without ties ..."""
+    ties_DC: Tensor
+    """... and how many tokens are at the bound."""
+    bounds_D2: Tensor
+    """The bound, as bits of a distance, and how many of its ties stay."""
+    chunk: int
+    """Tokens of a program."""
+
+    @classmethod
+    def allocate(
+        cls, *, num_rows: int, vocabulary_size: int, device: torch.device, chunk: int = CHUNK
+    ) -> "DrawWorkspace":
+        """Returns a workspace for up to so many rows."""
+        num_chunks = cdiv(vocabulary_size, chunk)
+
+        def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        return cls(
+            maxima_DC=empty(num_rows, num_chunks, dtype=torch.float32),
+            places_DC=empty(num_rows, num_chunks, dtype=torch.int32),
+            states_2D5=empty(2, num_rows, STATES, dtype=torch.float64),
+            masses_2DC8=empty(2, num_rows, num_chunks, 8, dtype=torch.float64),
+            weights_DC=empty(num_rows, num_chunks, dtype=torch.float64),
+            ties_DC=empty(num_rows, num_chunks, dtype=torch.int32),
+            bounds_D2=empty(num_rows, 2, dtype=torch.int32),
+            chunk=chunk,
+        )
 
 
-@jit
-def _logits(logits, place, size):
-    logit = tl.load(logits + place, mask=place < size, other=-1e30)
-    logit = tl.where(logit != logit, -1e30, logit)  # noqa: PLR0124 (what NaN alone does)
-    return tl.minimum(tl.maximum(logit, -1e30), 1e30)
+@dataclass(frozen=True, slots=True)
+class RowDrawer:
+    """DrawLaunches with three launches, and twelve more for each filter of a row."""
+
+    tables: SlotSampling
+    last_tokens_S: Tensor
+    workspace: DrawWorkspace
+
+    def launch(self, step: DrawArrays, target: DrawTarget, *, num_searches: int) -> None:
+        """See DrawLaunches."""
+        size, work = target.logits_SV.shape[1], self.workspace
+        num_chunks = cdiv(size, work.chunk)
+        assert num_chunks == work.maxima_DC.shape[1]
+        assert step.num_rows <= len(work.maxima_DC)
+        self._adjust(step, target, num_chunks)
+        grid = (step.num_rows, num_chunks)
+        rows = (step.rows_D, step.slots_D, self.tables.params_SP, work.maxima_DC)
+        search = (work.states_2D5, work.masses_2DC8, len(work.maxima_DC), size)
+        stays = (work.weights_DC, work.ties_DC, work.bounds_D2)
+        sizes = {"CHUNK": work.chunk, "CHUNKS": next_power_of_2(num_chunks), "num_warps": 4}
+        block = min(_BLOCK, work.chunk)
+        for number in range(PASSES * num_searches):
+            search_kernel[grid](target.logits_SV, *rows, *search, number, BLOCK=block, **sizes)
+        _weigh_kernel[grid](target.logits_SV, *rows, *search, *stays, BLOCK=block, **sizes)
+        _pick_kernel[(step.num_rows,)](
+            target.logits_SV,
+            *rows,
+            work.places_DC,
+            *stays,
+            step.uniforms_D,
+            target.tokens_S,
+            self.last_tokens_S,
+            self.tables.occurred_SV,
+            size,
+            num_chunks,
+            **sizes,
+        )
+
+    def _adjust(self, step: DrawArrays, target: DrawTarget, num_chunks: int) -> None:
+        tables, work = self.tables, self.workspace
+        adjust_kernel[(step.num_rows, num_chunks)](
+            target.logits_SV,
+            step.rows_D,
+            step.slots_D,
+            step.positions_D,
+            step.masks_D,
+            step.words_DW,
+            tables.params_SP,
+            tables.edit_ids_SE,
+            tables.edit_values_SE,
+            tables.occurred_SV,
+            work.maxima_DC,
+            work.places_DC,
+            target.logits_SV.shape[1],
+            step.words_DW.shape[1],
+            tables.edit_ids_SE.shape[1],
+            CHUNK=work.chunk,
+            num_warps=4,
+            # Penalties to the last bit as on the CPU.
+            enable_fp_fusion=False,
+        )
 
 
-@jit
-def _distances(logits, place, size, largest, temperature):
-    """Returns how far tokens lie below the likeliest: at least 0; infinity behind the last."""
-    below = (largest - _logits(logits, place, size)) / temperature
-    return tl.where(place < size, below, float("inf"))
-
-
-@jit
-def _masses(
-    logits, size, largest, temperature, bound, num_ties, pivots, COUNT, BLOCK: tl.constexpr
+@jit(
+    do_not_specialize=["num_rows", "size"],
+    do_not_specialize_on_alignment=["rows", "slots"],
+)
+def _weigh_kernel(
+    logits,
+    rows,
+    slots,
+    slot_params,
+    maxima,
+    states,
+    masses,
+    num_rows,
+    size,
+    weights,
+    ties,
+    bounds,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
 ):
-    """Returns what the tokens that stay weigh up to each of eight bounds, or how many they are.
-
-    Sums are taken by thread, and put together once: a barrier a block would take most of the time.
-    """
-    masses = tl.zeros([BLOCK, 8], tl.float32)
-    for start in range(0, size, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        below = _distances(logits, place, size, largest, temperature)
-        key = below.to(tl.int32, bitcast=True)
-        weight = tl.where(COUNT, 1.0, tl.exp(-below))
-        weight = tl.where(key < bound, weight, 0.0)
-        masses += tl.where(key[:, None] <= pivots[None, :], weight[:, None], 0.0)
-    mass = tl.sum(masses.to(tl.float64), 0)
-    # All ties weigh the same.
-    each = tl.where(COUNT, 1.0, tl.exp(-bound.to(tl.float32, bitcast=True))).to(tl.float64)
-    return mass + tl.where(pivots >= bound, num_ties.to(tl.float64) * each, 0.0)
-
-
-@jit
-def _first_bound(
-    logits, size, largest, temperature, bound, num_ties, wanted, COUNT, BLOCK: tl.constexpr
-):
-    """Returns the least key up to which the tokens that stay reach `wanted`, and what is below it.
-
-    Keys are the bits of distances. Without one that reaches it, the key of infinity.
-    """
-    low = tl.zeros([], tl.int64)  # nothing below it reaches the mass
-    width = tl.zeros([], tl.int64) + (1 << 31)
-    below_mass = tl.zeros([], tl.float64)
-    for _ in range(11):
-        width = (width + 7) // 8
-        ends = low + width * (1 + tl.arange(0, 8).to(tl.int64)) - 1
-        pivots = tl.minimum(ends, 0x7F800000).to(tl.int32)
-        mass = _masses(logits, size, largest, temperature, bound, num_ties, pivots, COUNT, BLOCK)
-        num_short = tl.sum((mass < wanted).to(tl.int32), 0)
-        below_mass = tl.maximum(below_mass, tl.max(tl.where(mass < wanted, mass, 0.0), 0))
-        low += width * num_short
-    return tl.minimum(low, 0x7F800000).to(tl.int32), below_mass
-
-
-@jit(do_not_specialize=["size"])
-def _draw_kernel(logits, rows, how, tokens, size, BLOCK: tl.constexpr):
-    index = tl.program_id(0)
-    row = tl.load(rows + index)
-    logits += row.to(tl.int64) * size
-    how += index * 5
+    index, chunk, num_chunks = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    row = tl.load(rows + index).to(tl.int64)
+    if row < 0:
+        return
+    how = slot_params + tl.load(slots + index).to(tl.int64) * NUM_PARAMS
     temperature = tl.load(how).to(tl.float32)
-    top_k, top_p = tl.load(how + 1), tl.load(how + 2)
-    min_p, uniform = tl.load(how + 3).to(tl.float32), tl.load(how + 4)
-
-    best = tl.full([BLOCK], -1e30, tl.float32)
-    for start in range(0, size, BLOCK):
-        best = tl.maximum(best, _logits(logits, start + tl.arange(0, BLOCK), size))
-    largest = tl.max(best, 0)
-
-    # Tokens below the bound stay, and of those at it the first `num_ties`.
-    bound = tl.full([], 0x7F800000, tl.int32)
-    num_ties = tl.zeros([], tl.int32)
-    if min_p > 0:
-        # Not negated: the bits of minus zero are another key.
-        bound = tl.abs(tl.log(min_p)).to(tl.int32, bitcast=True) + 1
-    if top_k > 0:
-        key, num_nearer = _first_bound(
-            logits, size, largest, temperature, bound, num_ties, top_k, True, BLOCK
-        )
-        if key < bound:
-            bound = key
-            num_ties = (top_k - num_nearer).to(tl.int32)
-    farthest_pivots = tl.full([8], 0x7F800000, tl.int32)
-    if top_p < 1:
-        mass = _masses(
-            logits, size, largest, temperature, bound, num_ties, farthest_pivots, False, BLOCK
-        )
-        wanted = top_p * tl.max(mass, 0)
-        key, nearer = _first_bound(
-            logits, size, largest, temperature, bound, num_ties, wanted, False, BLOCK
-        )
-        if key <= bound:
-            each = tl.exp(-key.to(tl.float32, bitcast=True)).to(tl.float64)
-            num = tl.maximum(tl.ceil((wanted - nearer) / each), 1.0)
-            num = tl.minimum(num, size.to(tl.float64)).to(tl.int32)
-            num_ties = tl.where(key == bound, tl.minimum(num, num_ties), num)
-            bound = key
-
-    mass = _masses(
-        logits, size, largest, temperature, bound, num_ties, farthest_pivots, False, BLOCK
-    )
-    target = uniform * tl.max(mass, 0)
-    passed = tl.zeros([], tl.float64)
-    ties_before = tl.zeros([], tl.int32)
-    token = size
-    last = tl.zeros([], tl.int32)
-    start = tl.zeros([], tl.int32)
-    # As far as the token: the rest doesn't matter.
-    while (start < size) & (token == size):
-        place = start + tl.arange(0, BLOCK)
-        below = _distances(logits, place, size, largest, temperature)
+    if temperature == 0:
+        return
+    bound, num_ties = staying(states, masses, how, index, num_rows, size, num_chunks, CHUNKS)
+    largest = largest_logit(maxima, index, num_chunks, CHUNKS)
+    total, num_at = tl.zeros([BLOCK], tl.float64), tl.zeros([BLOCK], tl.int32)
+    for start in range(0, CHUNK, BLOCK):
+        place = chunk * CHUNK + start + tl.arange(0, BLOCK)
+        below = distances(logits + row * size, place, size, largest, temperature)
         key = below.to(tl.int32, bitcast=True)
-        is_tie = (key == bound).to(tl.int32)
-        rank = tl.cumsum(is_tie, 0) - is_tie + ties_before
-        ties_before += tl.sum(is_tie, 0)
-        stays = (key < bound) | ((is_tie > 0) & (rank < num_ties))
-        weight = tl.where(stays, tl.exp(-below), 0.0).to(tl.float64)
-        reached = passed + tl.cumsum(weight, 0)
-        token = tl.minimum(token, tl.min(tl.where(stays & (reached > target), place, size), 0))
-        last = tl.maximum(last, tl.max(tl.where(weight > 0, place, 0), 0))
-        passed += tl.sum(weight, 0)
-        start += BLOCK
-    # Rounding may put the target at the sum itself.
-    tl.store(tokens + row, tl.where(token < size, token, last))
+        total += tl.where(key < bound, tl.exp(-below), 0.0).to(tl.float64)
+        num_at += ((key == bound) & (place < size)).to(tl.int32)
+    place = index * num_chunks + chunk
+    tl.store(weights + place, tl.sum(total, 0))
+    tl.store(ties + place, tl.sum(num_at, 0))
+    if chunk == 0:
+        tl.store(bounds + index * 2, bound)
+        tl.store(bounds + index * 2 + 1, num_ties)
+
+
+@jit
+def _drawn(
+    logits, weights, ties, size, largest, temperature, bound, num_ties, uniform, num_chunks,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr
+):  # fmt: skip
+    """Returns the token of a row at which what stays reaches its share, in the order of ids."""
+    chunk = tl.arange(0, CHUNKS)
+    num_at = tl.load(ties + chunk, mask=chunk < num_chunks, other=0)
+    ties_before = tl.cumsum(num_at, 0) - num_at
+    num_left = tl.minimum(tl.maximum(num_ties - ties_before, 0), num_at)
+    mass = tl.load(weights + chunk, mask=chunk < num_chunks, other=0.0)
+    mass += num_left.to(tl.float64) * weight_of(bound)
+    reached = tl.cumsum(mass, 0)
+    wanted = uniform * tl.max(reached, 0)
+    # Rounding may put what is wanted at the sum itself: then it is the last that weighs something.
+    last_chunk = tl.max(tl.where(mass > 0, chunk, 0), 0)
+    chosen = tl.min(tl.where((reached > wanted) & (mass > 0), chunk, last_chunk), 0)
+    before = tl.sum(tl.where(chunk == chosen, reached - mass, 0.0), 0)
+    num_ties -= tl.sum(tl.where(chunk == chosen, ties_before, 0), 0)
+
+    place = chosen * CHUNK + tl.arange(0, CHUNK)
+    below = distances(logits, place, size, largest, temperature)
+    key = below.to(tl.int32, bitcast=True)
+    is_tie = ((key == bound) & (place < size)).to(tl.int32)
+    rank = tl.cumsum(is_tie, 0) - is_tie
+    stays = (key < bound) | ((is_tie > 0) & (rank < num_ties))
+    weight = tl.where(stays, tl.exp(-below), 0.0).to(tl.float64)
+    is_behind = stays & (before + tl.cumsum(weight, 0) > wanted)
+    token = tl.min(tl.where(is_behind, place, size), 0)
+    last_token = tl.max(tl.where(weight > 0, place, 0), 0)
+    return tl.where(token < size, token, last_token)
+
+
+@jit(
+    do_not_specialize=["size", "num_chunks"],
+    do_not_specialize_on_alignment=["rows", "slots", "uniforms", "tokens"],
+)
+def _pick_kernel(
+    logits,
+    rows,
+    slots,
+    slot_params,
+    maxima,
+    places,
+    weights,
+    ties,
+    bounds,
+    uniforms,
+    tokens,
+    last_tokens,
+    occurred,
+    size,
+    num_chunks,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+):
+    index = tl.program_id(0)
+    row = tl.load(rows + index).to(tl.int64)
+    if row < 0:
+        return
+    slot = tl.load(slots + index).to(tl.int64)
+    how = slot_params + slot * NUM_PARAMS
+    temperature = tl.load(how).to(tl.float32)
+    chunk, first = tl.arange(0, CHUNKS), index * num_chunks
+    value = tl.load(maxima + first + chunk, mask=chunk < num_chunks, other=float("-inf"))
+    largest, best = tl.max(value, 0, return_indices=True)
+    token = tl.load(places + first + best)
+    if temperature > 0:
+        bound, num_ties = tl.load(bounds + index * 2), tl.load(bounds + index * 2 + 1)
+        token = _drawn(
+            logits + row * size, weights + first, ties + first, size, largest, temperature, bound,
+            num_ties, tl.load(uniforms + index), num_chunks, CHUNK, CHUNKS,
+        )  # fmt: skip
+    tl.store(tokens + row, token)
+    tl.store(last_tokens + slot, token)
+    if tl.load(how + 10) > 0:
+        count = occurred + slot * size + token
+        tl.store(count, tl.load(count) + 1)
