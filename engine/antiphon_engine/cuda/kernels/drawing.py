@@ -109,7 +109,7 @@ class RowDrawer:
             self.tables.occurred_SV,
             size,
             num_chunks,
-            **sizes,
+            **sizes | {"num_warps": 8},
         )
 
     def _adjust(self, step: DrawArrays, target: DrawTarget, num_chunks: int) -> None:
