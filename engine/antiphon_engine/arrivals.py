@@ -44,6 +44,11 @@ class Arrivals:
         """How many requests wait."""
         return len(self._waiting)
 
+    @property
+    def num_guides(self) -> int:
+        """How many guides there are, of requests that wait, run or have left one behind."""
+        return self._guide_maker.num_guides
+
     def warm_up(self) -> None:
         """Begins to load what the first guided request would have to wait for."""
         self._guide_maker.warm_up()
@@ -87,7 +92,8 @@ class Arrivals:
 
     def admit(self) -> list[RequestFailed]:
         """Passes on those whose guides are there; returns those that can't be served."""
-        if not self._waiting:
+        # Also where nobody waits any more: what was made for requests that have ended must go.
+        if not self._guide_maker.num_in_work:
             return []
         failed = [self._admit(prepared) for prepared in self._guide_maker.take_prepared()]
         return [failure for failure in failed if failure is not None]

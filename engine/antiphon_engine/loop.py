@@ -365,6 +365,7 @@ class EngineLoop:
         return CoreStats(
             **self._core.stats(),
             **self._guidance.counters,
+            num_guides=self._arrivals.num_guides,
             num_finished_total=dict(self._requests.num_finished),
             step_time_ns=self._step_time_ns,
             schedule_time_ns=self._schedule_time_ns,

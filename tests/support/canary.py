@@ -68,12 +68,12 @@ class Canary:
 
 
 async def at_rest(server: RunningServer) -> EngineStats:
-    """Returns the counters once nothing runs, waits, rests or holds memory."""
+    """Returns the counters once nothing runs, waits, rests, is guided or holds memory."""
     async with asyncio.timeout(_LIMIT_S):
         while True:
             stats: EngineStats = await server.admin.GetEngineStats(GetEngineStatsRequest())
             busy = stats.num_running + stats.num_waiting + stats.num_paused + stats.num_held
-            if not busy + stats.num_blocks_used:
+            if not busy + stats.num_blocks_used + stats.num_guides:
                 return stats
             await asyncio.sleep(0.01)
 

@@ -169,7 +169,7 @@ def _checks_constraints(process_id: int) -> bool:
         command = Path(f"/proc/{process_id}/cmdline").read_bytes()
     except OSError:
         return False
-    return b"checker_process" in command
+    return b"checker_process" in command or b"antiphon_checker" in command
 
 
 def children_of(process_id: int) -> list[int]:

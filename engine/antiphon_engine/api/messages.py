@@ -225,6 +225,7 @@ class CoreStats(_Message, frozen=True, kw_only=True):
     num_paused: int = 0
     num_held: int = 0
     """Neither running, waiting nor paused: their caller has asked for a rest."""
+    num_guides: int = 0
     num_blocks: int = 0
     num_blocks_used: int = 0
     num_blocks_cached: int = 0

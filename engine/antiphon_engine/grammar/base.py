@@ -86,3 +86,12 @@ class GrammarBackend(Protocol):
 def mask_words(vocabulary_size: int) -> int:
     """Returns W: the words of a mask's row for a model of this vocabulary."""
     return vocabulary_size // 32 + 1
+
+
+def without_frames(error: GrammarError) -> GrammarError:
+    """Returns an error that holds nothing of what was at work when it was raised.
+
+    Its frames hold the output's guide, and the error itself: only the collector, which runs where
+    the engine rests, would let go of them.
+    """
+    return error.with_traceback(None)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antiphon_engine.api.priority import lower, lower_to_leftovers
-from antiphon_engine.grammar.base import GrammarError
+from antiphon_engine.grammar.base import GrammarError, without_frames
 from antiphon_engine.grammar.guide import Guide
 from antiphon_engine.grammar.token_clock import MAX_LEFT_BEHIND, TokenClock, too_complex
 
@@ -282,5 +282,5 @@ def _fill(task: FillTask, scratch: NDArray[np.int32]) -> GrammarError | None:
         if task.restricts:
             task.guide.fill(scratch)
     except GrammarError as error:
-        return error
+        return without_frames(error)
     return None

@@ -54,6 +54,7 @@ _BYTES_AT_LEAST = 64 << 10
 """Measured: what even the smallest grammar takes with its parser, beside its lexer."""
 _SMALL_CHARACTERS = 1000
 """Measured: larger grammars mostly need more states than the fewest."""
+_NO_TOKEN = "NoExtensionBias"
 _TOO_COMPLEX = ("too complex", "too big", "too large", "too many", "limit", "fuel")
 
 
@@ -300,6 +301,11 @@ def _matcher_error(matcher: LLMatcher) -> GrammarError | None:
     if not matcher.is_error():
         return None
     message = _error_text(matcher)
+    if message == _NO_TOKEN:
+        return GrammarError(
+            ErrorReason.UNSUPPORTED_CONSTRAINT,
+            "No token of the model continues the output as its constraint asks.",
+        )
     too_complex = any(word in message.lower() for word in _TOO_COMPLEX)
     reason = ErrorReason.CONSTRAINT_TOO_COMPLEX if too_complex else ErrorReason.INTERNAL
     return GrammarError(reason, message)

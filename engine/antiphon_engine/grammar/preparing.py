@@ -3,6 +3,7 @@
 import enum
 import queue
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from antiphon_engine.api.grammar import Grammar, GrammarBackend, Thinking
 from antiphon_engine.api.messages import GenerationRequest
 from antiphon_engine.api.priority import lower, lower_to_leftovers
 from antiphon_engine.grammar.backends import Backends
-from antiphon_engine.grammar.base import CompiledGrammar, GrammarError, mask_words
+from antiphon_engine.grammar.base import CompiledGrammar, GrammarError, mask_words, without_frames
 from antiphon_engine.grammar.guide import EndRules, Guide
 from antiphon_engine.grammar.thinking import EndMarker, ThinkingGate
 from antiphon_engine.grammar.token_clock import MAX_LEFT_BEHIND, TokenClock, too_complex
@@ -64,9 +65,12 @@ class GuideMaker:
         step_limit_s: float,
     ) -> None:
         """Takes what finds the backends, which is called once. It may raise StartupError."""
+        self.num_in_work = 0
+        """Requests that were begun and not yet taken."""
         self._load_backends = load
         self._num_threads = num_threads
         self._grammars = GrammarCache(cache_bytes)
+        self._guides: weakref.WeakSet[Guide] = weakref.WeakSet()
         self._markers: OrderedDict[str, EndMarker] = OrderedDict()
         self._backends: Backends | None = None
         self._loading = threading.Lock()
@@ -80,6 +84,11 @@ class GuideMaker:
         self._leaving = threading.Lock()
 
     @property
+    def num_guides(self) -> int:
+        """How many guides something holds still, whatever became of their requests."""
+        return len(self._guides)
+
+    @property
     def is_overloaded(self) -> bool:
         """Whether too many threads are at first tokens of requests that have failed over them."""
         self._left_behind = [maker for maker in self._left_behind if maker.thread.is_alive()]
@@ -87,6 +96,7 @@ class GuideMaker:
 
     def start(self, request_id: int, request: GenerationRequest) -> None:
         """Begins to prepare a request; `take_prepared` returns it some time."""
+        self.num_in_work += 1
         self._wanted.put((request_id, request))
         self._hire()
 
@@ -109,6 +119,7 @@ class GuideMaker:
         prepared = []
         while not self._prepared.empty():
             prepared.append(self._prepared.get())
+        self.num_in_work -= len(prepared)
         return prepared
 
     def _hire(self) -> None:
@@ -127,7 +138,7 @@ class GuideMaker:
                 assert maker.request_id is not None
                 error = too_complex(self._step_limit_s)
                 self._prepared.put(Prepared(request_id=maker.request_id, error=error))
-                maker.request_id = None
+                maker.request_id = maker.clock = None
                 lower_to_leftovers(maker.thread)
                 self._makers.remove(maker)
                 self._left_behind.append(maker)
@@ -150,9 +161,10 @@ class GuideMaker:
             maker.request_id = request_id
             prepared = self._prepare(request_id, request, maker)
             with self._leaving:
+                maker.clock = None
                 if maker.request_id is None:
                     return
-                maker.request_id = maker.clock = None
+                maker.request_id = None
                 self._prepared.put(prepared)
             # Or it would hold them until it gets the next.
             del wanted, request, prepared
@@ -171,7 +183,7 @@ class GuideMaker:
             guides = [self._make(request, backends) for _ in range(request.num_outputs)]
             self._catch_up(guides, request, maker)
         except GrammarError as error:
-            return Prepared(request_id=request_id, error=error)
+            return Prepared(request_id=request_id, error=without_frames(error))
         except StartupError as error:
             unsupported = AntiphonError(ErrorReason.UNSUPPORTED_CONSTRAINT, str(error))
             return Prepared(request_id=request_id, error=unsupported)
@@ -186,12 +198,14 @@ class GuideMaker:
     def _make(self, request: GenerationRequest, backends: Backends) -> Guide:
         grammar, thinking = request.grammar, request.thinking
         compiled = self._grammars.compile(grammar, backends) if grammar is not None else None
-        return Guide(
+        guide = Guide(
             EndRules.of(request.stop, backends.vocabulary),
             matcher=compiled.matcher() if compiled is not None else None,
             backend=backends[grammar.backend] if grammar is not None else None,
             gate=self._gate(thinking, backends.vocabulary) if thinking is not None else None,
         )
+        self._guides.add(guide)
+        return guide
 
     def _catch_up(self, guides: list[Guide], request: GenerationRequest, maker: "_Maker") -> None:
         """Brings guides behind output that was generated before, and has first masks computed.

@@ -157,6 +157,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             num_waiting=stats.num_waiting,
             num_paused=stats.num_paused,
             num_held=stats.num_held,
+            num_guides=stats.num_guides,
             num_sessions=self._count_sessions(),
             num_blocks=stats.num_blocks,
             num_blocks_used=stats.num_blocks_used,

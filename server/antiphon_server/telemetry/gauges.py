@@ -108,6 +108,7 @@ def _tell_engine(
     tell(metrics.ENGINE_WAITING, stats.num_waiting, name)
     tell(metrics.ENGINE_PAUSED, stats.num_paused, name)
     tell(metrics.ENGINE_HELD, stats.num_held, name)
+    tell(metrics.ENGINE_GUIDES, stats.num_guides, name)
     used = stats.num_blocks_used / stats.num_blocks if stats.num_blocks else 0.0
     tell(metrics.KV_UTILIZATION, used, name)
     tell(metrics.KV_BLOCKS, stats.num_blocks_used, name, "used")

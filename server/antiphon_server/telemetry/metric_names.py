@@ -185,6 +185,11 @@ ENGINE_PAUSED: Final = _gauge(
 ENGINE_HELD: Final = _gauge(
     "antiphon.engine.requests.held", "Outputs that rest since their readers are behind.", MODEL
 )
+ENGINE_GUIDES: Final = _gauge(
+    "antiphon.constraint.guides",
+    "Outputs that a constraint, tools or a budget of thinking guides.",
+    MODEL,
+)
 KV_UTILIZATION: Final = _gauge(
     "antiphon.kv_cache.utilization",
     "The share of KV blocks that requests use now, from 0 to 1.",

@@ -4,6 +4,7 @@ What they must be is known from another library's logits and masks made one afte
 two disturbances meet in some run; `--scale` above 1 has them all meet.
 """
 
+import json
 import time
 from array import array
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,8 @@ from antiphon_engine.grammar.filling import MaskFiller
 from antiphon_engine.grammar.guide import EndRules, Guide
 from antiphon_engine.grammar.thinking import EndMarker, ThinkingGate
 from antiphon_engine.loading import describe
+from antiphon_server.constraints.json_schema import PlanLimits
+from antiphon_server.constraints.structural_tags import plan_tag
 from support.covering import all_of, pairwise
 from support.guided_loop import regex, schema
 from support.late_masks import LateFiller, ReluctantFiller
@@ -53,6 +56,21 @@ ROW = {
     "additionalProperties": False,
 }
 ITEMS = 'root ::= item{5,}\nitem ::= "<" item* ">" | [xyz] item?'
+TAGGED = {
+    "type": "sequence",
+    "elements": [
+        {
+            "type": "tag",
+            "begin": "<on>",
+            "content": {
+                "type": "json_schema",
+                "json_schema": {"type": "array", "items": {"type": "boolean"}, "maxItems": 1},
+            },
+            "end": ["</on>", "."],
+        },
+        {"type": "regex", "pattern": "[k-p]{2,4}"},
+    ],
+}
 ASKED: Sequence[tuple[Grammar | None, Thinking | None]] = (
     (None, None),
     (schema(ROW, LLGUIDANCE), None),
@@ -60,6 +78,10 @@ ASKED: Sequence[tuple[Grammar | None, Thinking | None]] = (
     (Grammar(backend=XGRAMMAR, kind=GrammarKind.EBNF, text=ITEMS), None),
     (regex("(yes|no), (of course|never)", XGRAMMAR), Thinking(end_text="</think>", max_tokens=4)),
     (None, Thinking(end_text="\n--\n", max_tokens=6)),
+    (
+        plan_tag(json.dumps({"format": TAGGED}), max_blank=1, limits=PlanLimits()),
+        Thinking(end_text="</think>", max_tokens=2),
+    ),
 )
 PROMPTS = prompts(len(ASKED), least=20, most=40)
 AXES: dict[str, Sequence[object]] = {
@@ -74,7 +96,7 @@ CONFIG = EngineConfig(
     dtype="float32",
     num_threads=1,
     block_tokens=8,
-    max_rows=6,
+    max_rows=7,
     max_step_tokens=96,
     max_context_tokens=96,
     kv_cache_tokens=1024,
@@ -93,6 +115,8 @@ class Model:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    # More threads would take longer where others have the cores, and so small a model needs none.
+    torch.set_num_threads(1)
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("model"))
     save_byte_level_tokenizer(checkpoint)
     backends = Backends.load(checkpoint, vocabulary_size=VOCABULARY_SIZE)

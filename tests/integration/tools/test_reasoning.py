@@ -94,6 +94,40 @@ async def test_an_output_may_run_out_of_tokens_inside_its_thinking(thinking: Cal
     assert answer.usage.reasoning_tokens == answer.usage.output_tokens == 9
 
 
+FOLLOWED = {
+    "no thinking": (OFF, "yes", 60, "yes"),
+    "thinking": (ON, "no, or yes\n</think>yes", 60, "yes"),
+    "a marker of many tokens": (ON, "so no</think>yes", 60, "yes"),
+    "a budget": (ReasoningConfig(enabled=True, max_tokens=2), "no, or no\n</think>\n\nno", 60, ""),
+    "nothing but thinking": (ON, "yes and no " * 20, 9, ""),
+}
+"""How it thinks, what it wants to say, its tokens at most, and what the answer then is, if sure."""
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+async def test_a_grammar_follows_the_answers_tokens_and_no_others(
+    thinking: CallingModel, name: str
+) -> None:
+    reasoning, wanted, max_tokens, sure = FOLLOWED[name]
+    tokenizer = thinking.server.model.tokenizer
+    spelled = name == "a marker of many tokens"
+    ids = tokenizer.encode(wanted, add_special_tokens=False, allow_special_tokens=not spelled)
+    thinking.wants_ids([*ids, *tokenizer.end_ids])
+    before = await thinking.server.engine.stats()
+
+    given = asked(constraint=YES_OR_NO, reasoning=reasoning, max_tokens=max_tokens)
+    answer = await thinking.server.inference.Generate(given, timeout=LIMIT_S)
+
+    after = await thinking.server.engine.stats()
+    (output,) = answer.outputs
+    assert output.text in ({sure} if sure else {"", "yes", "no"})
+    num_matched = after.num_matched_tokens_total - before.num_matched_tokens_total
+    # The end is no token of the grammar's.
+    num_ends = int(output.finish_reason == STOP)
+    assert num_matched + num_ends == answer.usage.output_tokens - answer.usage.reasoning_tokens
+    assert num_matched or not output.text
+
+
 @pytest.mark.parametrize("constraint", [YES_OR_NO, None], ids=["held", "free"])
 async def test_thinking_ends_with_its_budget(
     thinking: CallingModel, constraint: Constraint | None

@@ -140,12 +140,14 @@ def test_a_grammar_that_takes_too_long_for_a_token_fails_its_request_alone(
         assert reason(harness, 3) is FinishReason.MAX_OUTPUT_TOKENS
 
 
-def test_a_text_that_no_token_continues_fails_its_request_alone(model: GuidedModel) -> None:
-    # No token of the model is the byte of this character's beginning alone: it can't be said.
-    with model.running("one two") as harness:
-        run_to_ends(harness, {1: model.request(None), 2: model.request(regex("a\U00100000"))})
+def test_a_text_that_no_token_continues_fails_its_request_alone(speechless: GuidedModel) -> None:
+    requests = {1: speechless.request(None), 2: speechless.request(regex("a\U00100000"))}
+
+    with speechless.running("one two") as harness:
+        run_to_ends(harness, requests)
         stats = harness.stats()
 
+    assert only_failure(harness, 2).reason == ErrorReason.UNSUPPORTED_CONSTRAINT
     assert stats.num_running == 0
     assert len(harness.heard.tokens[1, 0]) == 60
 

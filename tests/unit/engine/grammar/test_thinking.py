@@ -62,8 +62,11 @@ def test_without_thinking_the_grammar_holds_from_the_first_token(
 ) -> None:
     with model.running("hello</think>\n\nyes") as harness:
         run_to_ends(harness, {1: model.request(regex(ANSWER, backend))})
+        stats = harness.stats()
 
-    assert model.text(harness.heard.tokens[1, 0]) in ("yes", "no")
+    answer = model.text(harness.heard.tokens[1, 0])
+    assert answer in ("yes", "no")
+    assert stats.num_matched_tokens_total == len(harness.heard.tokens[1, 0]) - 1
 
 
 @each_backend
