@@ -84,6 +84,7 @@ def text_spec(spec: GenerationSpec) -> TextSpec:
     config = spec.config
     return TextSpec(
         prompt_tail=spec.prompt_ids[-_PROMPT_TAIL_TOKENS:],
+        is_exact=spec.constraint is not None,
         stop_strings=config.stop_strings,
         include_stop_string=config.include_stop_string,
         show_special_tokens=config.show_special_tokens,

@@ -74,6 +74,8 @@ class TextSpec:
 
     Attributes:
         prompt_tail: The last ids of the prompt: as much as can decide how the text begins.
+        is_exact: Whether the text is what its tokens say, a leading blank included, whatever the
+            prompt: what holds for it holds for that.
         stop_strings: Texts that end the output where its answer would contain one.
         include_stop_string: Whether the answer ends behind it, instead of before it.
         show_special_tokens: Whether special tokens stand in the text.
@@ -81,6 +83,7 @@ class TextSpec:
     """
 
     prompt_tail: Sequence[int] = ()
+    is_exact: bool = False
     stop_strings: Sequence[str] = ()
     include_stop_string: bool = False
     show_special_tokens: bool = False
@@ -91,8 +94,8 @@ class OutputText:
     """Turns one output's token ids into text.
 
     The text is the output's own as a continuation of the prompt: a dummy leading blank is taken
-    off only where the prompt shows nothing. It doesn't depend on how the ids are cut into pushes.
-    Stop strings are looked for in the answer alone.
+    off only where the prompt shows nothing and the text need not be exact. It doesn't depend on
+    how the ids are cut into pushes. Stop strings are looked for in the answer alone.
     """
 
     def __init__(self, tokenizer: Tokenizer, spec: TextSpec) -> None:
@@ -100,6 +103,7 @@ class OutputText:
         self._detokenizer = tokenizer.detokenizer(
             hide_special_tokens=not spec.show_special_tokens,
             prompt_tail=spec.prompt_tail,
+            is_exact=spec.is_exact,
             never_hidden=spec.channels.markers,
         )
         self._channels = None if spec.channels.is_plain else OutputChannels(spec.channels)

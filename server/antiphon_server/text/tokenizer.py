@@ -110,6 +110,7 @@ class Tokenizer:
         *,
         hide_special_tokens: bool,
         prompt_tail: Sequence[int] = (),
+        is_exact: bool = False,
         never_hidden: Sequence[str] = (),
     ) -> Detokenizer:
         """A decoder for a text that comes in pieces and continues what `prompt_tail` ends.
@@ -117,6 +118,7 @@ class Tokenizer:
         Args:
             hide_special_tokens: Whether special tokens show nothing.
             prompt_tail: The last ids of what the text continues.
+            is_exact: Whether a leading blank stays, even where there is nothing to continue.
             never_hidden: Texts of special tokens that show all the same.
         """
         hidden_ids = self.special_ids if hide_special_tokens else frozenset()
@@ -124,7 +126,8 @@ class Tokenizer:
             known = self.control_tokens.by_text
             hidden_ids -= {known[text].token_id for text in never_hidden if text in known}
         shows = (i not in hidden_ids and self.token_bytes(i) != b"" for i in prompt_tail)
-        return Detokenizer(self._decoding, hidden_ids=hidden_ids, begins_text=not any(shows))
+        begins_text = not is_exact and not any(shows)
+        return Detokenizer(self._decoding, hidden_ids=hidden_ids, begins_text=begins_text)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The token's own bytes, which may be a part of a character; b"" beyond the tokenizer."""
