@@ -362,8 +362,11 @@ class EngineLoop:
         gc.collect()
 
     def _stats(self) -> CoreStats:
+        core = self._core.stats()
+        # The core doesn't know of those that wait for their grammars.
+        core["num_waiting"] += len(self._arrivals)
         return CoreStats(
-            **self._core.stats(),
+            **core,
             **self._guidance.counters,
             num_guides=self._arrivals.num_guides,
             num_finished_total=dict(self._requests.num_finished),

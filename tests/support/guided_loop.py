@@ -77,14 +77,27 @@ class GuidedModel:
 
     @contextmanager
     def running(
-        self, wanted: str | Sequence[int] = "", config: EngineConfig | None = None
+        self,
+        wanted: str | Sequence[int] = "",
+        config: EngineConfig | None = None,
+        *,
+        backends: Backends | None = None,
     ) -> Iterator[LoopHarness]:
-        """A loop whose model wants to say a text, over and over its last token."""
+        """A loop whose model wants to say a text, over and over its last token.
+
+        Args:
+            wanted: The text.
+            config: How it runs.
+            backends: What compiles its grammars; None: what would do so in an engine.
+        """
         text = self.ids(wanted) if isinstance(wanted, str) else list(wanted)
         config = config or EngineConfig()
         script = Script(texts={"*": text or [self.end_id]}, vocabulary_size=VOCABULARY_SIZE)
         with running_loop_of(
-            load_scripted(script, config), config, checkpoint=str(self.checkpoint)
+            load_scripted(script, config),
+            config,
+            checkpoint=str(self.checkpoint),
+            backends=backends,
         ) as harness:
             yield harness
 

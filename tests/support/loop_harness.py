@@ -27,9 +27,12 @@ from antiphon_engine.api.messages import (
 )
 from antiphon_engine.api.process import EngineStart
 from antiphon_engine.api.prompt_logprobs import PromptLogprobs
+from antiphon_engine.arrivals import Arrivals
 from antiphon_engine.engine_process import LoadedModel, loop_settings, make_parts
+from antiphon_engine.grammar.backends import Backends
 from antiphon_engine.grammar.base import mask_words
 from antiphon_engine.grammar.filling import MaskFiller
+from antiphon_engine.grammar.preparing import GuideMaker
 from antiphon_engine.guidance import Guidance
 from antiphon_engine.link import FrontEndLink
 from antiphon_engine.loop import EngineLoop
@@ -190,8 +193,17 @@ def running_loop_of(
     *,
     checkpoint: str = "scripted",
     filler: type[MaskFiller] = MaskFiller,
+    backends: Backends | None = None,
 ) -> Iterator[LoopHarness]:
-    """A fresh loop, whose masks are made by `filler`; its sockets are closed afterwards."""
+    """A fresh loop; its sockets are closed afterwards.
+
+    Args:
+        model: What it runs.
+        config: How.
+        checkpoint: Where a tokenizer lies, if grammars are to hold.
+        filler: What makes its masks.
+        backends: What compiles its grammars; None: those of the checkpoint.
+    """
     front_end, engine_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     # Nobody reads while the loop steps: all that it says between two looks must fit.
     engine_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
@@ -205,6 +217,14 @@ def running_loop_of(
             step_limit_s=60.0,
         )
         parts = replace(parts, guidance=Guidance(parts.requests, made))
+    if backends is not None:
+        guide_maker = GuideMaker(
+            lambda: backends,
+            cache_bytes=config.grammar_cache_bytes,
+            num_threads=2,
+            step_limit_s=60.0,
+        )
+        parts = replace(parts, arrivals=Arrivals(parts.requests, guide_maker))
     with front_end, engine_end:
         loop = EngineLoop(parts, FrontEndLink(engine_end), loop_settings(config))
         try:

@@ -202,6 +202,32 @@ def test_tokens_that_end_the_marker_and_begin_the_answer_are_known() -> None:
     assert gate.phase is Phase.ANSWER
 
 
+@each_backend
+@each_depth
+def test_a_token_that_ends_the_marker_and_begins_the_answer_is_not_drawn(
+    model: GuidedModel, backend: GrammarBackend, depth: int
+) -> None:
+    both_id = next(
+        token_id
+        for token_id, token in enumerate(model.backends.vocabulary.tokens)
+        if len(token) > 5 and token.isalpha() and token.isascii()
+    )
+    word = model.text([both_id])
+    marker, answer = word[:2], word[2:]
+    thinking = Thinking(end_text=marker, max_tokens=5)
+    request = model.request(regex(f"{answer}|{answer}s", backend), thinking=thinking)
+
+    with model.running([both_id], ahead(depth)) as harness:
+        run_to_ends(harness, {1: request})
+        stats = harness.stats()
+
+    said = harness.heard.tokens[1, 0]
+    assert both_id not in said
+    assert model.text(said).split(marker, 1)[1].strip(BLANKS) in (answer, f"{answer}s")
+    assert reason(harness, 1) is FinishReason.END_ID
+    assert model.text(said[-stats.num_matched_tokens_total - 1 :]).startswith(answer)
+
+
 def test_a_budget_that_runs_out_inside_of_the_marker_says_its_rest() -> None:
     vocabulary = small_vocabulary(b"</", b"k>")
     gate = gate_of("</k>", vocabulary, max_tokens=2)
