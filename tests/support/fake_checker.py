@@ -101,6 +101,9 @@ def _act(word: str, rest: str) -> None:
                 pass
         case "sleep":
             time.sleep(float(rest))
+        case "until":  # A file is there.
+            while not Path(rest).exists():
+                time.sleep(0.005)
         case "grow":
             held = []
             while True:

@@ -61,14 +61,24 @@ async def scripted_engine(
 
 @asynccontextmanager
 async def scripted_server(
-    directory: Path, tokenizer: Path, engine: EngineLink, *, settings: Sequence[str] = ()
+    directory: Path,
+    tokenizer: Path,
+    engine: EngineLink,
+    *,
+    settings: Sequence[str] = (),
+    checker_command: Sequence[str] | None = None,
 ) -> AsyncIterator[RunningServer]:
     """Serves a scripted engine in the words of a tokenizer, as `models/tiny`."""
     facts = engine.facts
     assert facts is not None
     info = replace(INFO, vocabulary_size=facts.vocabulary_size, context_tokens=facts.context_tokens)
     async with running_server(
-        directory, engine=engine, checkpoint=tokenizer, info=info, settings=settings
+        directory,
+        engine=engine,
+        checkpoint=tokenizer,
+        info=info,
+        settings=settings,
+        checker_command=checker_command,
     ) as running:
         yield running
 

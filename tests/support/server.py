@@ -104,6 +104,7 @@ async def running_server(
     checkpoint: Path | None = None,
     info: CheckpointInfo = INFO,
     settings: Sequence[str] = (),
+    checker_command: Sequence[str] | None = None,
 ) -> AsyncIterator[RunningServer]:
     """Serves `models/tiny` until the block ends; the engine is the caller's to close.
 
@@ -114,13 +115,14 @@ async def running_server(
         checkpoint: A directory with a tokenizer; default: a tiny one of 1000 tokens.
         info: What the checkpoint says of itself.
         settings: `section.key=value` each, over loopback ports that the system chooses.
+        checker_command: Runs what looks into constraints; default: what does in use.
     """
     checkpoint = checkpoint or save_byte_level_tokenizer(directory / "tokenizer")
     config = loopback_config(directory, settings)
     engine = engine or FakeEngine()
     text = load_text_side(config, checkpoint, info)
     launcher = running_launcher()
-    checker_command = launcher and [*launcher, "antiphon_checker"]
+    checker_command = checker_command or (launcher and [*launcher, "antiphon_checker"])
     model = served_model(config, text, engine, checker_command=checker_command)
     server = Server(config)
     try:
