@@ -18,6 +18,8 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from support.answers import LIMIT_S
 from support.json_spellings import Json
+from support.multiplexing import Multiplexer
+from support.refusals import refusal_of_both
 from support.sampling_calls import RunningCall, request_for, token_ids_of
 from support.schema_oracle import SchemaOracle
 from support.server import RunningServer, details_of
@@ -130,6 +132,33 @@ async def test_broken_constraints_are_refused_by_place_beside_a_stream_that_goes
     refusing = False
     told = await streams
     assert told == [alone] * len(told)
+
+
+async def test_every_method_refuses_what_is_broken_before_anything_comes(
+    tiny: RunningServer,
+) -> None:
+    for name in (
+        "open group",
+        "unknown rule",
+        "unknown type",
+        "pointer without hash",
+        "no choices",
+    ):
+        constraint, place = BROKEN[name]
+        request = request_for(GREEDY, stop=StopConditions(max_output_tokens=8))
+        request.config.constraint.CopyFrom(constraint)
+        multiplexer = Multiplexer(tiny.inference, timeout=LIMIT_S)
+        multiplexer.read_on()
+
+        refusal = await refusal_of_both(tiny, request)
+        await multiplexer.start(1, request)
+        await multiplexer.finish()
+
+        (failure,) = multiplexer.told[1].failures
+        assert not multiplexer.told[1].events
+        assert place in refusal.message
+        assert place in failure.message
+        assert refusal.reason == failure.reason
 
 
 async def test_trying_a_constraint_says_the_same_as_a_refusal(tiny: RunningServer) -> None:

@@ -4,10 +4,12 @@ import asyncio
 from itertools import pairwise
 
 import pytest
+from antiphon.v1.admin_pb2 import GetEngineStatsRequest
 from antiphon.v1.inference_pb2 import GenerateRequest
 from antiphon.v1.types_pb2 import Choice, Constraint, GenerationConfig, Prompt, TokenIds
 
 from support.answers import LIMIT_S, ask
+from support.canary import at_rest
 from support.server import RunningServer
 from support.session_rows import user
 from support.tiny_checkpoints import prompts
@@ -51,23 +53,40 @@ async def test_each_turn_keeps_the_ids_before_it_and_answers_as_they_alone_would
         assert (alone.text, list(alone.output.token_ids)) == (run.text, run.output_ids)
 
 
+async def num_prefilled(server: RunningServer) -> int:
+    stats = await server.admin.GetEngineStats(GetEngineStatsRequest(), timeout=LIMIT_S)
+    return int(stats.num_prefilled_tokens_total)
+
+
 async def test_a_prompt_given_up_half_way_changes_no_guided_answer(tiny: RunningServer) -> None:
     (prompt,) = prompts(1, least=300, most=301)
     config = guided(CONSTRAINTS[0])
     cold = await tiny.inference.Generate(on_ids(prompt, config), timeout=LIMIT_S)
+    hits = []
 
     for number in range(12):
         # Another beginning each time, so that none of it has been computed before.
         asked = on_ids([3 + number, *prompt], config)
-        call = tiny.inference.Generate(asked, timeout=LIMIT_S)
-        await asyncio.sleep(0.002 * (number % 4))
+        before = await num_prefilled(tiny)
+        call = tiny.inference.StreamGenerate(asked, timeout=LIMIT_S)
+        if number % 3 == 2:
+            assert (await call.read()).HasField("started")
+        else:
+            await asyncio.sleep(0.002 * (number % 3))
         call.cancel()
         again = await tiny.inference.Generate(asked, timeout=LIMIT_S)
+        await at_rest(tiny)
+        num_computed = await num_prefilled(tiny) - before
+        cached = again.usage.cached_prompt_tokens
+        # All that was reused the first had computed.
+        assert cached <= num_computed - (again.usage.prompt_tokens - cached)
+        hits.append(cached)
         warm = await tiny.inference.Generate(asked, timeout=LIMIT_S)
         assert list(again.outputs[0].token_ids) == list(warm.outputs[0].token_ids)
 
     warm = await tiny.inference.Generate(on_ids(prompt, config), timeout=LIMIT_S)
     assert list(warm.outputs[0].token_ids) == list(cold.outputs[0].token_ids)
+    assert any(hits)
 
 
 async def test_an_answer_that_must_spell_control_tokens_brings_none(tiny: RunningServer) -> None:

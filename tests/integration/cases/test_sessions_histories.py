@@ -10,13 +10,23 @@ import torch
 from antiphon.v1.admin_pb2 import FlushPrefixCacheRequest, GetEngineStatsRequest
 from antiphon.v1.inference_pb2 import GenerateRequest
 from antiphon.v1.session_pb2 import (
+    HISTORY_POLICY_KEEP_TOKENS,
     HISTORY_POLICY_RERENDER,
     ConverseRequest,
     CreateSessionRequest,
     OpenSession,
     StartTurn,
 )
-from antiphon.v1.types_pb2 import Conversation, Item, Prompt, Role, TokenIds
+from antiphon.v1.types_pb2 import (
+    Choice,
+    Constraint,
+    Conversation,
+    GenerationConfig,
+    Item,
+    Prompt,
+    Role,
+    TokenIds,
+)
 from transformers import PreTrainedModel
 
 from support.answers import LIMIT_S, ask
@@ -34,6 +44,15 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 BLOCK_TOKENS = 8
 CONFIG = greedy(20)
 QUESTIONS = ("Good morning", "Name three rivers", "and a lake", "That is all, thank you")
+
+
+CONSTRAINTS = (
+    Constraint(regex="([a-f]{2}[0-9]-){3}"),
+    Constraint(json_schema='{"type":"array","items":{"enum":[1,2,3]},"minItems":2,"maxItems":3}'),
+    Constraint(choice=Choice(options=["so be it", "never"])),
+    Constraint(ebnf='root ::= "<" [xyz]{2,4} ">"'),
+)
+"""One for each question."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +211,44 @@ async def test_rerendered_history_is_what_a_caller_without_a_session_would_send(
         alone = await ask(served.server, GenerateRequest(prompt=conversation, config=CONFIG))
         assert list(alone.prompt_token_ids) == run.prompt_ids
         assert list(alone.output.token_ids) == run.output_ids == served.expected(run.prompt_ids)
+
+
+def guided(constraint: Constraint) -> GenerationConfig:
+    config = greedy(60)
+    config.constraint.CopyFrom(constraint)
+    return config
+
+
+@pytest.mark.parametrize("policy", [HISTORY_POLICY_KEEP_TOKENS, HISTORY_POLICY_RERENDER])
+async def test_constrained_turns_stand_on_what_free_ones_would_and_answer_as_their_ids_do(
+    served: Served, policy: int
+) -> None:
+    session = await new_session(served.server, history_policy=policy)
+    asked = list(zip(QUESTIONS, map(guided, CONSTRAINTS), strict=True))
+    before = await served.num_prefilled()
+    runs = [await run_turn(served.server, session, [user(text)], one) for text, one in asked]
+    num_prefilled = await served.num_prefilled() - before
+
+    items: list[Item] = []
+    told: list[list[int]] = []
+    for (question, config), run in zip(asked, runs, strict=True):
+        items.append(user(question))
+        reusable = min(num_common(run.prompt_ids, told), len(run.prompt_ids) - 1)
+        assert whole_blocks(reusable) <= run.usage.cached_prompt_tokens <= reusable
+        if policy == HISTORY_POLICY_KEEP_TOKENS:
+            prompt = Prompt(token_ids=TokenIds(ids=run.prompt_ids))
+            kept = told[-1:] or [[]]
+            assert run.prompt_ids[: len(kept[0])] == kept[0]
+        else:
+            prompt = Prompt(conversation=Conversation(items=items))
+        await served.flush()
+        alone = await ask(served.server, GenerateRequest(prompt=prompt, config=config))
+        assert list(alone.prompt_token_ids) == run.prompt_ids
+        assert list(alone.output.token_ids) == run.output_ids
+        items.append(said(Role.ROLE_ASSISTANT, run.text))
+        # Of the last token of an output nothing is computed before the next turn.
+        told.append(run.context[:-1])
+    assert num_prefilled == sum(r.usage.prompt_tokens - r.usage.cached_prompt_tokens for r in runs)
 
 
 async def test_session_that_starts_with_items_goes_on_from_them(served: Served) -> None:

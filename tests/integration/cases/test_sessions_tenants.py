@@ -1,6 +1,7 @@
 """Tenants feel nothing of each other's prompts, whatever they choose themselves."""
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,9 @@ from antiphon.v1.types_pb2 import (
     Prompt,
     Role,
     StopConditions,
+    Timings,
     TokenIds,
+    Usage,
 )
 
 from support.real_server import real_server
@@ -35,6 +38,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 LIMIT_S = 60.0
 PROMPT_TOKENS = 400
+STEP_TOKENS = 64
+"""A prompt that is not in the cache takes several steps."""
 A, B, TWIN = bearer("tk-a"), bearer("tk-b"), bearer("tk-twin")
 
 
@@ -50,7 +55,7 @@ async def server(
         token_entry("tk-twin", "twin"),
         '[tenants.b]\ncache_group = "pair"\n[tenants.twin]\ncache_group = "pair"\n',
     )
-    settings = [f"server.tokens_file={tokens}"]
+    settings = [f"server.tokens_file={tokens}", f"engine.max_step_tokens={STEP_TOKENS}"]
     async with real_server(directory, tiny_checkpoint, settings=settings) as running:
         yield running
 
@@ -64,13 +69,40 @@ def request(first_id: int, constraint: Constraint | None = None) -> GenerateRequ
     )
 
 
-async def cached(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a prompt took, in figures that no clock is in."""
+
+    num_cached: int
+    num_computed: int
+    num_steps: int
+
+    @classmethod
+    def of(cls, usage: Usage, timings: Timings) -> "Work":
+        """Reads what was told; fails where that doesn't add up."""
+        work = cls(
+            num_cached=usage.cached_prompt_tokens,
+            num_computed=sum(chunk.num_tokens for chunk in timings.prefill_chunks),
+            num_steps=sum(chunk.num_steps for chunk in timings.prefill_chunks),
+        )
+        assert work.num_cached + work.num_computed == usage.prompt_tokens
+        assert -(-work.num_computed // STEP_TOKENS) <= work.num_steps <= timings.num_steps
+        return work
+
+
+async def work_of(
     server: RunningServer, first_id: int, who: object, constraint: Constraint | None = None
-) -> int:
+) -> Work:
     asked = request(first_id, constraint)
     answer = await server.inference.Generate(asked, metadata=who, timeout=LIMIT_S)
     assert answer.usage.prompt_tokens == PROMPT_TOKENS
-    return int(answer.usage.cached_prompt_tokens)
+    return Work.of(answer.usage, answer.timings)
+
+
+async def cached(
+    server: RunningServer, first_id: int, who: object, constraint: Constraint | None = None
+) -> int:
+    return (await work_of(server, first_id, who, constraint)).num_cached
 
 
 async def cached_in_scope(
@@ -105,6 +137,24 @@ async def test_a_constraint_that_tenants_share_shares_no_prompt(server: RunningS
     assert await cached(server, 500, A) > PROMPT_TOKENS // 2
 
 
+@pytest.mark.parametrize("regex", ["", "[a-f]{4}"], ids=["free", "guided"])
+async def test_anothers_prompt_takes_as_many_steps_as_one_that_nobody_has_sent(
+    server: RunningServer, regex: str
+) -> None:
+    """So that no time to a first token tells of it either."""
+    constraint = Constraint(regex=regex) if regex else None
+    first_id = 600 if regex else 700
+
+    cold, of_another, ones_own = [
+        await work_of(server, first_id, who, constraint) for who in (A, B, A)
+    ]
+
+    assert cold == Work(num_cached=0, num_computed=PROMPT_TOKENS, num_steps=cold.num_steps)
+    assert of_another == cold
+    assert ones_own.num_steps == 1
+    assert cold.num_steps > PROMPT_TOKENS // STEP_TOKENS
+
+
 async def test_what_a_caller_chooses_divides_its_own_scope_only(server: RunningServer) -> None:
     assert await cached_in_scope(server, 200, A, "x") == 0
     assert await cached_in_scope(server, 200, A, "y") == 0
@@ -122,26 +172,42 @@ async def test_sessions_are_apart_as_well_and_tell_their_own_residency_only(
     server: RunningServer,
 ) -> None:
     text = "What do carpenters measure before they raise the frame? " * 8
-    item = Item(message=ChatMessage(role=Role.ROLE_USER, text=text))
-    num_cached = {}
-    for who in (A, B, A):
-        number = len(num_cached)
-        create = CreateSessionRequest(session_id=f"s{number}")
-        session = await server.sessions.CreateSession(create, metadata=who, timeout=LIMIT_S)
-        start = StartTurn(
-            items=[item], config=GenerationConfig(stop=StopConditions(max_output_tokens=1))
-        )
-        turn = RunTurnRequest(session=session.name, turn=start)
-        async for event in server.sessions.RunTurn(turn, metadata=who, timeout=LIMIT_S):
-            if event.HasField("completed"):
-                num_cached[number] = event.completed.usage.cached_prompt_tokens
-        left = await server.sessions.GetSession(
-            GetSessionRequest(name=session.name), metadata=who, timeout=LIMIT_S
-        )
-        assert left.residency.device_tokens > 0
+    for number, constraint in enumerate((None, Constraint(regex="[a-f]{4}"))):
+        asked = [f"{number} {text}", "And then?"]
+        first, of_another, again = [
+            [await turn_work(server, session, who, text, constraint) for text in asked]
+            for who in (A, B, A)
+            for session in [await new_session(server, who)]
+        ]
 
-    assert (num_cached[0], num_cached[1]) == (0, 0)
-    assert num_cached[2] > 0
+        # A second turn computes no more than what is new in it.
+        assert first[0].num_steps > 1
+        assert first[1].num_steps == 1
+        assert of_another == first
+        assert again[0].num_cached > first[0].num_cached
+        assert again[0].num_steps < first[0].num_steps
+
+
+async def new_session(server: RunningServer, who: object) -> str:
+    created = await server.sessions.CreateSession(
+        CreateSessionRequest(), metadata=who, timeout=LIMIT_S
+    )
+    return str(created.name)
+
+
+async def turn_work(
+    server: RunningServer, session: str, who: object, text: str, constraint: Constraint | None
+) -> Work:
+    item = Item(message=ChatMessage(role=Role.ROLE_USER, text=text))
+    config = GenerationConfig(stop=StopConditions(max_output_tokens=1), constraint=constraint)
+    turn = RunTurnRequest(session=session, turn=StartTurn(items=[item], config=config))
+    call = server.sessions.RunTurn(turn, metadata=who, timeout=LIMIT_S)
+    (completed,) = [event.completed async for event in call if event.HasField("completed")]
+    left = await server.sessions.GetSession(
+        GetSessionRequest(name=session), metadata=who, timeout=LIMIT_S
+    )
+    assert left.residency.device_tokens > 0
+    return Work.of(completed.usage, completed.timings)
 
 
 @pytest.mark.parametrize("regex", ["[a-z]{3,17}", "(x|y)[0-9]{2}"])
