@@ -62,6 +62,13 @@ CLOCK = Tool(name="clock_now", parameters_json_schema=json.dumps(NOTHING))
 BARE_CLOCK = Tool(name="clock_now")
 TOOLS = (WEATHER, CLOCK)
 
+_CALLS = [
+    f'{{"name": "{tool.name}", "{key}": {{}}}}'
+    for tool in TOOLS
+    for key in ("arguments", "parameters")
+]
+"""As models that call tools have read many."""
+
 Calls = Sequence[tuple[str, str]]
 """Names and arguments."""
 BERN: Calls = [("weather", '{"city": "Bern"}')]
@@ -201,8 +208,8 @@ async def calling_models(
 
 
 def save_calling_tokenizer(directory: Path, *, template: str | None = None) -> Path:
-    """Writes a tokenizer in which the families' markers are single tokens."""
-    save_byte_level_tokenizer(directory, chat_template=template)
+    """Writes a tokenizer in which the families' markers, and the words around calls, are tokens."""
+    save_byte_level_tokenizer(directory, chat_template=template, more_lines=_CALLS * 30)
     file = directory / "tokenizer.json"
     tokenizer = tokenizers.Tokenizer.from_file(str(file))
     tokenizer.add_special_tokens(

@@ -1,6 +1,7 @@
 """Small tokenizers, trained on a few lines of English, as Hugging Face directories."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -59,9 +60,19 @@ _LINES = (
 
 
 def save_byte_level_tokenizer(
-    directory: Path, *, chat_template: str | None = CHAT_TEMPLATE
+    directory: Path,
+    *,
+    chat_template: str | None = CHAT_TEMPLATE,
+    more_lines: Sequence[str] = (),
 ) -> Path:
-    """Writes a byte-level BPE tokenizer, in the manner of GPT-2 and Qwen; returns `directory`."""
+    """Writes a byte-level BPE tokenizer, in the manner of GPT-2 and Qwen; returns `directory`.
+
+    Args:
+        directory: Is made.
+        chat_template: None: it has none.
+        more_lines: To be trained on beside the lines of English; words that come often in them
+            become tokens.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -71,7 +82,7 @@ def save_byte_level_tokenizer(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_LINES, trainer)
+    tokenizer.train_from_iterator([*_LINES, *more_lines], trainer)
     return _save(tokenizer, directory, chat_template=chat_template, end_token="<|im_end|>")
 
 

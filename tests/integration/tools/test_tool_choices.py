@@ -25,8 +25,10 @@ CALLED = FinishReason.FINISH_REASON_TOOL_CALLS
 STOP = FinishReason.FINISH_REASON_STOP
 REQUIRED = ToolChoice(mode=ToolChoice.MODE_REQUIRED)
 NONE = ToolChoice(mode=ToolChoice.MODE_NONE)
-MAX_BLANKS = 12
+MAX_BLANKS = 16
 """Far fewer than a model may want."""
+MAX_CALL_TOKENS = 24
+"""Of one call without arguments, with its markers and the end."""
 
 
 @pytest.mark.parametrize("spelled", [False, True], ids=["words", "bytes"])
@@ -110,7 +112,7 @@ async def test_arguments_keep_to_their_schema_whatever_the_model_wants(
         assert value.get("days", 1) in (1, 2, 3)
 
 
-@pytest.mark.parametrize(
+WITHOUT_PARAMETERS = pytest.mark.parametrize(
     ("tool", "choice"),
     [
         (CLOCK, REQUIRED),
@@ -119,6 +121,9 @@ async def test_arguments_keep_to_their_schema_whatever_the_model_wants(
     ],
     ids=["any", "it", "left out"],
 )
+
+
+@WITHOUT_PARAMETERS
 async def test_a_tool_without_parameters_is_called_with_an_empty_object(
     model: CallingModel, tool: Tool, choice: ToolChoice
 ) -> None:
@@ -134,6 +139,19 @@ async def test_a_tool_without_parameters_is_called_with_an_empty_object(
     # With the end token, and a blank wherever one may be.
     least = model.encode(model.write([("clock_now", "{}")]))
     assert answer.usage.output_tokens <= len(least) + MAX_BLANKS + 1
+
+
+@WITHOUT_PARAMETERS
+async def test_a_call_without_parameters_takes_few_tokens(
+    model: CallingModel, tool: Tool, choice: ToolChoice
+) -> None:
+    model.wants(model.write([("clock_now", "{}")]))
+
+    answer = await ask(model.server, request(config(choice, max_tokens=64), tools=[tool]))
+
+    assert calls_of(answer.output) == [("clock_now", "{}")]
+    assert answer.output.finish_reason == CALLED
+    assert answer.usage.output_tokens <= MAX_CALL_TOKENS
 
 
 async def test_a_model_that_calls_on_and_on_calls_a_tool_without_parameters_once(
