@@ -36,6 +36,12 @@ class CheckpointBatches:
         self._waiting.append((checkpoint, kept))
         return await kept
 
+    async def close(self) -> None:
+        """Returns once all that is to be kept by now is, or has failed."""
+        self._begin_to_write()
+        while self._writes:
+            await asyncio.wait(self._writes)
+
     def _begin_to_write(self) -> None:
         # Those that nobody waits for any more are of turns that have ended.
         wanted = [each for each in self._waiting if not each[1].done()]
@@ -55,9 +61,21 @@ class CheckpointBatches:
             if len(batch) > 1:
                 # What is wrong with one of them is not the others'.
                 await asyncio.gather(*(self._write([each]) for each in batch))
-            elif not batch[0][1].done():
-                batch[0][1].set_exception(error)
+            else:
+                _fail(batch, error)
+        except BaseException as error:
+            # Whatever it is: who waits has no bound of its own.
+            _fail(batch, error)
+            raise
         else:
             for (_, kept), outcome in zip(batch, outcomes, strict=True):
                 if not kept.done():
                     kept.set_result(outcome)
+
+
+def _fail(batch: Sequence[Waiting], error: BaseException) -> None:
+    for _, kept in batch:
+        if isinstance(error, asyncio.CancelledError):
+            kept.cancel()
+        elif not kept.done():
+            kept.set_exception(error)

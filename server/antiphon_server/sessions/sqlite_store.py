@@ -285,6 +285,7 @@ class SqliteStore:
     async def close(self) -> None:
         """See SessionStore."""
         await self._reader.close()
+        await self._checkpoints.close()
         await self._writer.close()
         await asyncio.to_thread(os.close, self._lock_fd)
 

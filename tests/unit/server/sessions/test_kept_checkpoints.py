@@ -13,7 +13,9 @@ from antiphon.v1.session_pb2 import Turn
 
 from antiphon_engine.api.errors import AntiphonError
 from antiphon_engine.api.messages import TokenLogprobs
+from antiphon_server.sessions.checkpoint_batches import CheckpointBatches
 from antiphon_server.sessions.records import Checkpoint, TurnTokens
+from antiphon_server.sessions.sqlite_checkpoints import TurnCheckpoint
 from antiphon_server.sessions.sqlite_store import SqliteStore
 from support.session_rows import completed_row, key_of, new_session, session_row, turn_row
 
@@ -175,3 +177,58 @@ async def test_checkpoint_that_nobody_waits_for_any_more_is_not_written(store: S
     await asyncio.wait({keeping, other})
 
     assert await store.read_checkpoint(KEY, 1) is None
+
+
+class SlowWriter:
+    """One whose writes end when they are let."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+
+    async def run(self, operation: object) -> list[bool]:
+        del operation
+        await self.may_end.wait()
+        return [True]
+
+
+async def test_closing_waits_for_checkpoints_that_are_to_be_kept():
+    writer = SlowWriter()
+    batches = CheckpointBatches(writer, epoch=1)
+    checkpoint = TurnCheckpoint(key=KEY, position=1, checkpoint=part(5))
+    keeping = asyncio.create_task(batches.keep(checkpoint))
+    await asyncio.sleep(0)
+
+    closing = asyncio.create_task(batches.close())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    closed_before = closing.done()
+    writer.may_end.set()
+    async with asyncio.timeout(10):
+        await closing
+
+    assert not closed_before
+    assert await keeping
+
+
+class BrokenWriter:
+    """One with a fault of its own."""
+
+    async def run(self, operation: object) -> None:
+        del operation
+        raise KeyError("a fault")
+
+
+async def test_fault_of_the_writer_is_told_to_all_who_wait():
+    batches = CheckpointBatches(BrokenWriter(), epoch=1)
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    checkpoints = [
+        TurnCheckpoint(key=KEY, position=position, checkpoint=part(5)) for position in (1, 2)
+    ]
+
+    async with asyncio.timeout(10):
+        outcomes = await asyncio.gather(
+            *(batches.keep(each) for each in checkpoints), return_exceptions=True
+        )
+
+    assert [type(outcome) for outcome in outcomes] == [KeyError, KeyError]
