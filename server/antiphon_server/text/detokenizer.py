@@ -39,6 +39,11 @@ class TokenEnds:
         self.complete.append(complete)
         self.shown.append(shown)
 
+    def clear(self) -> None:
+        """Removes all."""
+        self.complete.clear()
+        self.shown.clear()
+
 
 class Detokenizer:
     """Decodes one text. What its pieces join to doesn't depend on how the ids were cut.
@@ -57,6 +62,7 @@ class Detokenizer:
     ) -> None:
         self.ends = TokenEnds()
         self._decoding = decoding
+        self._whole_texts = decoding.whole_texts
         self._hidden_ids = hidden_ids
         self._num_chars = 0
         leading = decoding.leading_blank if begins_text else LeadingBlank.KEPT
@@ -72,6 +78,21 @@ class Detokenizer:
         if self._decoding.byte_rule is ByteRule.BY_CHARACTER:
             return self._push_by_character(token_ids)
         return self._push_by_run(token_ids)
+
+    def push_whole(self, token_id: int) -> str:
+        """`push` of a token whose text depends on no other, without noting where it ends.
+
+        Returns:
+            Its text; empty: it has none, or depends on another, and nothing was pushed.
+        """
+        is_bare = self._strip_blank or self._bare_first
+        if self._partial or is_bare or self._run_state is not _RunState.NONE:
+            return ""
+        if token_id in self._hidden_ids:
+            return ""
+        text = self._whole_texts.get(token_id) or self._decoding.whole_text(token_id)
+        self._num_chars += len(text)
+        return text
 
     def finish(self) -> str:
         """The text of what is held back: what is half a character becomes U+FFFD."""

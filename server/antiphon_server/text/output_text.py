@@ -154,7 +154,15 @@ class OutputText:
     def push_plain(self, token_ids: Sequence[int]) -> str:
         """`push` where the output is plain: the one piece's text."""
         self._num_pushed += len(token_ids)
-        text = self._detokenizer.push(token_ids)
+        detokenizer = self._detokenizer
+        if len(token_ids) == 1 and (text := detokenizer.push_whole(token_ids[0])):
+            # Nothing is held back, so all tokens are out.
+            self._num_released += len(text)
+            self._num_told = self._num_ends_dropped = self._num_pushed
+            if detokenizer.ends.shown:
+                detokenizer.ends.clear()
+            return text
+        text = detokenizer.push(token_ids)
         if text:
             self._num_released += len(text)
             self._tell()

@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from antiphon_engine.api.errors import StartupError
 from antiphon_engine.api.token_bytes import decoder_steps, read_token_bytes
@@ -33,6 +33,7 @@ class Decoding:
 
     Attributes:
         bytes_by_id: Each token's bytes; b"" for ids without a token.
+        whole_texts: Texts of tokens that are whole characters, as far as they were asked for.
         byte_ids: Ids whose token stands for a single byte, under `BY_RUN`.
     """
 
@@ -40,6 +41,21 @@ class Decoding:
     byte_ids: frozenset[int]
     byte_rule: ByteRule
     leading_blank: LeadingBlank
+    whole_texts: dict[int, str] = field(default_factory=dict)
+
+    def whole_text(self, token_id: int) -> str:
+        """Returns a token's text, if that depends on no other token; empty: it does.
+
+        From any thread: what two of them find is the same.
+        """
+        if token_id in self.byte_ids or not 0 <= token_id < len(self.bytes_by_id):
+            return ""
+        try:
+            text = self.bytes_by_id[token_id].decode()
+        except UnicodeDecodeError:
+            return ""
+        self.whole_texts[token_id] = text
+        return text
 
 
 def read_decoding(definition: Mapping[str, object], tokens: Mapping[str, int]) -> Decoding:
