@@ -34,21 +34,15 @@ class CallWriter:
             context: The call's.
             check: Raises an AntiphonError once it may be told nothing more.
         """
+        self.check: Final = check
+        """Raises an AntiphonError once the call may be told nothing more."""
+        self.is_busy = False
+        """Whether a message is being written."""
         self._context: Final = context
-        self._check: Final = check
         self._write: Write | None = None
         self._on_written: Callable[[], None] = _do_nothing
         self._waits_for_free: asyncio.Future[None] | None = None
         self._is_broken = False
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a message is being written."""
-        return self._write is not None
-
-    def check(self) -> None:
-        """Raises an AntiphonError once the call may be told nothing more."""
-        self._check()
 
     def begin(self, message: Message, on_written: Callable[[], None]) -> None:
         """Begins to write a message.
@@ -61,6 +55,7 @@ class CallWriter:
         if self._is_broken:
             return
         self._write = self._context.write(message)
+        self.is_busy = True
         self._on_written = on_written
         self._go_on()
 
@@ -81,7 +76,8 @@ class CallWriter:
             try:
                 on_written()
             finally:
-                self._let_go_on()
+                if self._waits_for_free is not None:
+                    self._let_go_on()
         except grpc.aio.BaseError:
             # The call is gone, and its handler is cancelled or learns of it by its next message.
             self._break()
@@ -100,6 +96,7 @@ class CallWriter:
     def _forget_write(self) -> None:
         """Lets go of what is written, and of what follows it: that holds a turn's whole output."""
         self._write = None
+        self.is_busy = False
         self._on_written = _do_nothing
 
     def _let_go_on(self) -> None:

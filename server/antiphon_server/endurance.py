@@ -139,11 +139,16 @@ class EnduringStream:
     async def next(self, take: TakeTokens = take_nothing) -> RequestNews:
         """See RequestStream."""
 
+        new_ids, attempts = self._new_ids, self._endurance.attempts
+
         def take_and_note(news: RequestNews) -> bool:
-            taken = take(news)
-            if taken:
+            if not take(news):
+                return False
+            if attempts.num > 1 or self._on_probation:
                 self._note_tokens(news.outputs[0])
-            return taken
+            else:
+                new_ids.extend(news.outputs[0].token_ids)
+            return True
 
         while True:
             if self._stream is None:

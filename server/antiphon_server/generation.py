@@ -327,10 +327,10 @@ class Generation:
     def _take_text_at_once(self, on_text: Callable[[str], None], news: RequestNews) -> bool:
         """`_take_at_once` for one output that tells text only."""
         progress, token_ids = self._progress[0], news.outputs[0].token_ids
-        if self._failure is not None or self._closed or len(token_ids) > progress.max_quick_tokens:
+        if self._failure is not None or self._closed or len(token_ids) > progress.num_quick:
             return False
         self._facts.note_tokens(news)
-        if not self.outputs[0].finished and (text := progress.take_text(token_ids)):
+        if text := progress.take_text(token_ids):
             on_text(text)
         return True
 

@@ -140,6 +140,7 @@ class OutputProgress:
 
     Attributes:
         max_take_tokens: How many tokens `take` may get at a time.
+        num_quick: How many it takes before work on them would hold up others.
         tells_text_only: Whether all it tells before its end is text of the answer.
     """
 
@@ -161,7 +162,7 @@ class OutputProgress:
         self._want_logprobs = config.top_logprobs is not None
         num_entries = 1 if config.top_logprobs is None else 2 + config.top_logprobs
         self.max_take_tokens: Final = max(1, MAX_DELTA_ENTRIES // num_entries)
-        self._num_quick: Final = _BURST_ENTRIES // num_entries
+        self.num_quick: Final = _BURST_ENTRIES // num_entries
         self._reports_tokens = config.want_token_ids or self._want_logprobs
         self.tells_text_only: Final = text.is_plain and not self._reports_tokens
         # Tokens that no delta has reported yet, and how many of the first have their text out.
@@ -177,14 +178,14 @@ class OutputProgress:
         a whole call.
         """
         if self.tells_text_only:
-            return self._num_quick
+            return self.num_quick
         if self._config.stop_strings or self._text.open_call_start is not None:
             return 0
-        return 1 if self._text.reads_calls else self._num_quick
+        return 1 if self._text.reads_calls else self.num_quick
 
     def is_burst(self, new: NewTokens) -> bool:
         """Whether new tokens are so many that work on them would hold up others."""
-        return len(new.token_ids) > self._num_quick
+        return len(new.token_ids) > self.num_quick
 
     def whole_answer(self) -> str:
         """Returns the finished answer without the token that ended it, which may show in it."""
@@ -226,14 +227,15 @@ class OutputProgress:
     def take_text(self, token_ids: Sequence[int]) -> str:
         """`take` where it tells text only and does not end: the text that is due, may be empty.
 
-        REQUIRES: the output is not finished.
+        Tokens behind the output's end are dropped.
         """
         record = self._record
         assert self.tells_text_only
-        assert not record.finished
+        if record.finish_reason != _UNFINISHED:
+            return ""
         record.token_ids.extend(token_ids)
         text = self._text.push_plain(token_ids)
-        record.content.extend(text.encode())
+        record.content += text.encode()
         return text
 
     def _push_to_end(self, token_ids: Sequence[int]) -> list[Piece]:

@@ -80,11 +80,13 @@ class RequestNews:
     def clear_tokens(self) -> None:
         """Makes news that hold nothing of those that hold tokens only."""
         self.first_token_ns = 0
-        if len(self.outputs) > 1:
-            self.outputs.clear()
-        for output in self.outputs.values():
+        outputs = self.outputs
+        if len(outputs) > 1:
+            outputs.clear()
+        for output in outputs.values():
             output.token_ids.clear()
-            output.logprobs.clear()
+            if output.logprobs:
+                output.logprobs.clear()
 
 
 TakeTokens = Callable[[RequestNews], bool]

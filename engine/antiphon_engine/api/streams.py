@@ -77,7 +77,7 @@ class NewsStream:
 
     async def next(self, take: TakeTokens = take_nothing) -> RequestNews:
         """See RequestStream."""
-        if self._has_news:
+        if self._has_news and self._has_tokens_only:
             self._offer(take)
         if not self._has_news and self._error is None:
             assert self._num_open, "nothing comes after the last news"
@@ -179,7 +179,8 @@ class NewsStream:
         if arrival is None or arrival.done() or not self._has_news:
             return
         try:
-            self._offer(self._take)
+            if self._has_tokens_only:
+                self._offer(self._take)
         except Exception as error:
             # It is the reader's own, and nothing to the other requests of the step.
             self._arrival = None
@@ -211,11 +212,13 @@ class NewsStream:
             self._send(Release(request_id=self.request_id))
 
     def _offer(self, take: TakeTokens) -> None:
-        """Offers unread news to the reader, as it is to get them."""
-        if self._has_tokens_only and take(self._news):
+        """Offers unread news, which hold tokens only, to the reader."""
+        if take(self._news):
             # Used again, since there would be new ones for every token.
             self._news.clear_tokens()
-            self._note_read()
+            self._has_news = False
+            if self._full:
+                self._note_read()
 
     def _note_read(self) -> None:
         self._has_news = False

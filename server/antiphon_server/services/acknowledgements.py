@@ -55,7 +55,7 @@ class Acknowledgements:
     @property
     def full(self) -> bool:
         """Whether no event may be sent now."""
-        return self._num_unacked >= self._most and self.counts
+        return self._num_unacked >= self._most > 0 and not self._is_lifted
 
     @property
     def place(self) -> TurnCursor | None:
@@ -78,7 +78,7 @@ class Acknowledgements:
     def note_sent(self, event: TurnEvent) -> None:
         """Counts an event that goes out."""
         # `reset` has no number, so nobody could acknowledge it.
-        if self.counts and event.sequence:
+        if self._most > 0 and self.counts and event.sequence:
             told = self._told[event.turn_id]
             told.sent = max(told.sent, event.sequence)
             told.unacked.append(event.sequence)

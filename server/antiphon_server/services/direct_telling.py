@@ -50,14 +50,15 @@ class DirectTelling:
             return False
         if writer.is_busy:
             return reader is self._reader
-        if telling.acks.full or not reader.has_delta:
+        if telling.acks.full:
             return False
         try:
             writer.check()
         except AntiphonError:
             return False  # What the task tells next is refused as well, and ends the call.
         frame = ConverseResponse()
-        reader.read_into(frame.turn_event)
+        if not reader.read_delta_into(frame.turn_event):
+            return False
         telling.acks.note_sent(frame.turn_event)
         self._reader = reader
         telling.watch.begin_write()

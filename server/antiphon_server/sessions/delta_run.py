@@ -24,7 +24,9 @@ class DeltaRun:
     def __init__(self, first_sequence: int, delta: Delta) -> None:
         """Makes a run of no deltas, for a first one; append that."""
         self.first_sequence: Final = first_sequence
-        self._part = _part(delta)
+        self._part: Final = _part(delta)
+        self.is_answer: Final = self._part == _ANSWER
+        """Whether its parts are the first output's answer."""
         self._tool_name = delta.tool_name
         self._text = bytearray()
         self._tokens = bytearray()
@@ -40,11 +42,6 @@ class DeltaRun:
     def call_id(self) -> str:
         """The tool call that it is a part of; empty: it is of none."""
         return self._part[2]
-
-    @property
-    def is_answer(self) -> bool:
-        """Whether its parts are the first output's answer."""
-        return self._part == _ANSWER
 
     def continues_with(self, delta: Delta) -> bool:
         """Whether a delta may be appended."""

@@ -248,11 +248,6 @@ class EventReader:
         return self._resets or self.sequence < self.log.last_sequence
 
     @property
-    def has_delta(self) -> bool:
-        """Whether `read` returns a piece of output."""
-        return not self._resets and self.log.has_delta_after(self.sequence)
-
-    @property
     def finished(self) -> bool:
         """Whether the terminal event has been read."""
         return self.log.ended and not self.has_news
@@ -284,6 +279,16 @@ class EventReader:
         # `accepted` is the first event, and no other is.
         if self.sequence == 1 and self._frame_id is not None:
             event.accepted.frame_id = self._frame_id
+        return True
+
+    def read_delta_into(self, event: TurnEvent) -> bool:
+        """`read_into`, where what comes next is a piece of output; false: it is not, or not yet."""
+        log = self.log
+        if self._resets or not log.tell_delta_after(self.sequence, event):
+            return False
+        self.sequence = event.sequence
+        if self.drives:
+            log.weigh()
         return True
 
     def acknowledge(self, sequence: int) -> None:

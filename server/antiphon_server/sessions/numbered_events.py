@@ -58,7 +58,7 @@ class NumberedEvents:
         self._entries: list[_Single | DeltaRun] = []
         self._firsts: list[int] = []  # The entries' first numbers.
         self._bytes_before: list[int] = []  # What all entries before each take.
-        self._latest: TurnEvent | Delta | str | None = None
+        self._latest: Delta | str | None = None  # The last event, where it is a piece of output.
         self._run: DeltaRun | None = None  # The last entry, where it is one.
 
     def add_numbered(self, event: TurnEvent, *, ends_exactly: bool = True) -> None:
@@ -83,7 +83,6 @@ class NumberedEvents:
         """Takes over an event that is no delta, as the next."""
         event.first_sequence = event.sequence = self.last_sequence + 1
         self.add_numbered(event)
-        self._latest = event
 
     def add_delta(self, delta: Delta) -> None:
         """Takes over a piece of output, as the next event."""
@@ -118,20 +117,26 @@ class NumberedEvents:
             return True
         return entry.last_sequence == sequence and entry.ends_exactly
 
-    def has_delta_after(self, sequence: int) -> bool:
-        """Whether what follows a number is a piece of output."""
-        if sequence == self.last_sequence:
-            return False
-        if sequence == self.last_sequence - 1 and self._latest is not None:
-            return not isinstance(self._latest, TurnEvent)
-        entry = self._entries[bisect_right(self._firsts, sequence + 1) - 1]
-        return isinstance(entry, DeltaRun)
-
     def tell_after(self, sequence: int, told: TurnEvent) -> bool:
         """Writes into an empty event what follows a number: one event, or deltas joined.
 
         Returns:
             False: nothing follows it yet.
+        """
+        if self.tell_delta_after(sequence, told):
+            return True
+        if sequence == self.last_sequence:
+            return False
+        entry = self._entries[bisect_right(self._firsts, sequence + 1) - 1]
+        assert isinstance(entry, _Single)
+        told.CopyFrom(entry.event)
+        return True
+
+    def tell_delta_after(self, sequence: int, told: TurnEvent) -> bool:
+        """`tell_after` of deltas.
+
+        Returns:
+            False: what follows is something else, or nothing follows yet; nothing was written.
         """
         last = self.last_sequence
         if sequence == last:
@@ -140,12 +145,8 @@ class NumberedEvents:
         if sequence < last - 1 or latest is None:
             entry = self._entries[bisect_right(self._firsts, sequence + 1) - 1]
             if isinstance(entry, _Single):
-                latest = entry.event
-            else:
-                latest, last = entry.join(sequence, MAX_JOINED_BYTES)
-        if isinstance(latest, TurnEvent):
-            told.CopyFrom(latest)
-            return True
+                return False
+            latest, last = entry.join(sequence, MAX_JOINED_BYTES)
         # Field by field: there is one for every token, and whole messages would be copied.
         told.turn_id = self.turn_id
         told.first_sequence = sequence + 1
