@@ -71,8 +71,10 @@ class CallWriter:
         try:
             awaited = self._write.send(None)
         except StopIteration:
-            on_written = self._on_written
-            self._forget_write()
+            # As `_forget_write` does.
+            on_written, self._on_written = self._on_written, _do_nothing
+            self._write = None
+            self.is_busy = False
             try:
                 on_written()
             finally:

@@ -138,7 +138,6 @@ class EnduringStream:
 
     async def next(self, take: TakeTokens = take_nothing) -> RequestNews:
         """See RequestStream."""
-
         new_ids, attempts = self._new_ids, self._endurance.attempts
 
         def take_and_note(news: RequestNews) -> bool:

@@ -37,7 +37,8 @@ class RequestFacts:
 
     def note_tokens(self, news: RequestNews) -> None:
         """Takes in news that have neither a start nor an end."""
-        self.first_token_ns = self.first_token_ns or news.first_token_ns
+        if news.first_token_ns:
+            self.first_token_ns = self.first_token_ns or news.first_token_ns
         self.last_token_ns = news.last_token_ns
 
     def timings(self, received_ns: int) -> Timings:

@@ -46,7 +46,7 @@ class DirectTelling:
             False: the task has to.
         """
         writer, telling = self._writer, self._telling
-        if writer is None or self._closed or not self._task_waits or telling.wake.is_set():
+        if writer is None or not self._task_waits or telling.wake.is_set():
             return False
         if writer.is_busy:
             return reader is self._reader
@@ -68,11 +68,12 @@ class DirectTelling:
     def close(self) -> None:
         """Tells nothing more by itself: what the stream held is let go of. Idempotent."""
         self._closed = True
+        self._task_waits = False
         self._reader = None
 
     async def wait_for_news(self) -> None:
         """Returns once there is something for the task, and it may write."""
-        self._task_waits = True
+        self._task_waits = not self._closed
         try:
             await self._telling.wake.wait()
         finally:

@@ -101,6 +101,8 @@ class Checkpoints:
     def note_progress(self) -> None:
         """Says that the record may have grown."""
         num_new = len(self._record.token_ids) - self._num_kept
+        if self._timer is not None and num_new < self._limits.checkpoint_tokens:
+            return
         if self._closed or self._write is not None or num_new <= 0:
             return
         if num_new >= self._limits.checkpoint_tokens:

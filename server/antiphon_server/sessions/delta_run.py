@@ -31,7 +31,7 @@ class DeltaRun:
         self._text = bytearray()
         self._tokens = bytearray()
         self._text_ends = array("I")
-        self._tokens_ends = array("I")
+        self._tokens_ends = array("I")  # Empty where no delta has tokens.
 
     @property
     def last_sequence(self) -> int:
@@ -54,6 +54,8 @@ class DeltaRun:
             kept = Delta(token_ids=delta.token_ids, logprobs=delta.logprobs)
             # Lists of messages that follow each other read as one message with all of them.
             tokens = kept.SerializeToString()
+            if not self._tokens:
+                self._tokens_ends.extend([0] * len(self._text_ends))
             self._tokens += tokens
         return len(tokens) + self.append_text(delta.text)
 
@@ -62,15 +64,16 @@ class DeltaRun:
         data = text.encode()
         self._text += data
         self._text_ends.append(len(self._text))
-        self._tokens_ends.append(len(self._tokens))
+        if self._tokens:
+            self._tokens_ends.append(len(self._tokens))
         return len(data) + _NUMBER_BYTES
 
     def size_bytes(self, num_deltas: int) -> int:
         """Returns what the first so many deltas take."""
         if not num_deltas:
             return 0
-        last = num_deltas - 1
-        return self._text_ends[last] + self._tokens_ends[last] + num_deltas * _NUMBER_BYTES
+        text_end, tokens_end = self._ends(num_deltas)
+        return text_end + tokens_end + num_deltas * _NUMBER_BYTES
 
     def text_through(self, sequence: int) -> str:
         """Returns the text up to and with a number."""
@@ -95,21 +98,26 @@ class DeltaRun:
         counts = range(1, len(self._text_ends) + 1)
         fits = bisect_right(counts, begun_bytes + max_bytes, lo=start, key=self.size_bytes)
         end = max(start + 1, fits)
-        text_start, tokens_start = (
-            (self._text_ends[start - 1], self._tokens_ends[start - 1]) if start else (0, 0)
-        )
+        text_start, tokens_start = self._ends(start)
+        text_end, tokens_end = self._ends(end)
         output_index, channel, call_id = self._part
         delta = Delta(
             output_index=output_index,
             channel=channel,
             call_id=call_id,
-            text=self._text[text_start : self._text_ends[end - 1]].decode(),
+            text=self._text[text_start:text_end].decode(),
             tool_name="" if start else self._tool_name,
         )
-        tokens_end = self._tokens_ends[end - 1]
         if tokens_end > tokens_start:
             delta.MergeFromString(bytes(self._tokens[tokens_start:tokens_end]))
         return delta, self.first_sequence + end - 1
+
+    def _ends(self, num_deltas: int) -> tuple[int, int]:
+        """Returns where text and tokens of the first so many deltas end, in bytes."""
+        if not num_deltas:
+            return 0, 0
+        last = num_deltas - 1
+        return self._text_ends[last], self._tokens_ends[last] if self._tokens_ends else 0
 
 
 def _part(delta: Delta) -> "tuple[int, OutputChannel.ValueType, str]":

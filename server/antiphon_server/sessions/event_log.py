@@ -101,6 +101,7 @@ class EventLog(NumberedEvents):
     @property
     def delivered(self) -> Delivered:
         """The place up to which a driving reader was sent, or has acknowledged, what there is."""
+        self._note_settled()
         return Delivered(self._settled, self.characters_at(self._settled))
 
     @property
@@ -111,6 +112,7 @@ class EventLog(NumberedEvents):
     @property
     def settled(self) -> bool:
         """Whether it has ended, and a driving reader has taken all of it in."""
+        self._note_settled()
         return self.ended and self._settled == self.last_sequence
 
     def append(self, event: TurnEvent) -> None:
@@ -165,6 +167,7 @@ class EventLog(NumberedEvents):
 
     def close_reader(self, reader: "EventReader") -> None:
         """Forgets a reader."""
+        self._note_settled()
         self._readers.discard(reader)
         if reader in self._drivers:
             self._drivers.remove(reader)
@@ -172,17 +175,23 @@ class EventLog(NumberedEvents):
 
     def weigh(self) -> None:
         """Looks how far driving readers have come, and holds or releases the turn by it."""
-        drivers = self._drivers
-        if len(drivers) == 1:
-            self._settled = drivers[0].settled
-        elif drivers:
-            self._settled = max(reader.settled for reader in drivers)
         if self.ended and self.settled:
             self.on_settled()
         if self._held or self.size_bytes > self._max_backlog_bytes:
             self._hold_or_release()
 
+    @property
+    def is_weighed(self) -> bool:
+        """Whether anything can come of `weigh`."""
+        return self.ended or self._held or self.size_bytes > self._max_backlog_bytes
+
+    def _note_settled(self) -> None:
+        """Looks how far driving readers have come; behind the last of them, that stays."""
+        if self._drivers:
+            self._settled = max(reader.settled for reader in self._drivers)
+
     def _hold_or_release(self) -> None:
+        self._note_settled()
         backlog_bytes = 0
         if self._drivers and self._settled < self.last_sequence:
             backlog_bytes = self.size_bytes - self.bytes_through(self._settled)
@@ -287,7 +296,7 @@ class EventReader:
         if self._resets or not log.tell_delta_after(self.sequence, event):
             return False
         self.sequence = event.sequence
-        if self.drives:
+        if self.drives and log.is_weighed:
             log.weigh()
         return True
 

@@ -55,6 +55,7 @@ class Detokenizer:
     Attributes:
         ends: Where the tokens decoded so far end; tokens in a run held back are not in it yet.
             The owner may remove what it has read.
+        num_chars: Characters of the text so far.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Detokenizer:
         self._decoding = decoding
         self._whole_texts = decoding.whole_texts
         self._hidden_ids = hidden_ids
-        self._num_chars = 0
+        self.num_chars = 0
         leading = decoding.leading_blank if begins_text else LeadingBlank.KEPT
         self._strip_blank = leading is LeadingBlank.STRIPPED
         self._bare_first = leading is LeadingBlank.FIRST_TOKEN_BARED
@@ -72,12 +73,16 @@ class Detokenizer:
         self._run: list[bytes] = []  # a held run's tokens: a byte each, or b"" for hidden ones
         self._num_run_bytes = 0
         self._run_state = _RunState.NONE
+        self._is_apart = self._stands_apart  # Asked for each token.
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that these ids make certain; may be empty."""
         if self._decoding.byte_rule is ByteRule.BY_CHARACTER:
-            return self._push_by_character(token_ids)
-        return self._push_by_run(token_ids)
+            text = self._push_by_character(token_ids)
+        else:
+            text = self._push_by_run(token_ids)
+        self._is_apart = self._stands_apart
+        return text
 
     def push_whole(self, token_id: int) -> str:
         """`push` of a token whose text depends on no other, without noting where it ends.
@@ -85,13 +90,10 @@ class Detokenizer:
         Returns:
             Its text; empty: it has none, or depends on another, and nothing was pushed.
         """
-        is_bare = self._strip_blank or self._bare_first
-        if self._partial or is_bare or self._run_state is not _RunState.NONE:
-            return ""
-        if token_id in self._hidden_ids:
+        if not self._is_apart or token_id in self._hidden_ids:
             return ""
         text = self._whole_texts.get(token_id) or self._decoding.whole_text(token_id)
-        self._num_chars += len(text)
+        self.num_chars += len(text)
         return text
 
     def finish(self) -> str:
@@ -99,15 +101,21 @@ class Detokenizer:
         if self._decoding.byte_rule is ByteRule.BY_RUN:
             return self._end_run()
         text, self._partial = self._partial.decode("utf-8", "replace"), b""
-        self._num_chars += len(text)
+        self.num_chars += len(text)
         return text
+
+    @property
+    def _stands_apart(self) -> bool:
+        """Whether what comes next has nothing to do with what was before."""
+        is_begun = bool(self._partial) or self._run_state is not _RunState.NONE
+        return not (is_begun or self._strip_blank or self._bare_first)
 
     def _push_by_character(self, token_ids: Sequence[int]) -> str:
         table, hidden = self._decoding.bytes_by_id, self._hidden_ids
         complete, shown = self.ends.complete, self.ends.shown
         num_ids = len(table)
         pieces: list[str] = []
-        partial, num_chars = self._partial, self._num_chars
+        partial, num_chars = self._partial, self.num_chars
         for token_id in token_ids:
             if token_id < num_ids and token_id not in hidden:
                 data = partial + table[token_id]
@@ -117,7 +125,7 @@ class Detokenizer:
                 pieces.append(text)
             complete.append(num_chars)
             shown.append(num_chars + 1 if partial else num_chars)
-        self._partial, self._num_chars = partial, num_chars
+        self._partial, self.num_chars = partial, num_chars
         return "".join(pieces)
 
     def _push_by_run(self, token_ids: Sequence[int]) -> str:
@@ -140,14 +148,14 @@ class Detokenizer:
                     text = text.replace(" ", "")
                     self._bare_first = False
                 pieces.append(self._emit(text))
-                self.ends.add(self._num_chars, self._num_chars)
+                self.ends.add(self.num_chars, self.num_chars)
         return "".join(pieces)
 
     def _emit(self, text: str) -> str:
         if self._strip_blank and text:
             self._strip_blank = False
             text = text.removeprefix(" ")
-        self._num_chars += len(text)
+        self.num_chars += len(text)
         return text
 
     def _pass_silent(self) -> None:
@@ -155,14 +163,14 @@ class Detokenizer:
         if self._run:
             self._run.append(b"")
         else:
-            self.ends.add(self._num_chars, self._num_chars + bool(self._partial))
+            self.ends.add(self.num_chars, self.num_chars + bool(self._partial))
 
     def _push_byte(self, byte: bytes) -> str:
         if self._run_state is _RunState.SPOILED:
             return self._show_bytes(REPLACEMENT)
         if self._run_state is _RunState.SHOWN:
             text = self._show_character(byte)
-            self.ends.add(self._num_chars, self._num_chars + bool(self._partial))
+            self.ends.add(self.num_chars, self.num_chars + bool(self._partial))
             return text
         self._run_state = _RunState.HELD
         self._run.append(byte)
@@ -197,7 +205,7 @@ class Detokenizer:
             if token:
                 pieces.append(self._show_bytes(REPLACEMENT))
             else:
-                self.ends.add(self._num_chars, self._num_chars)
+                self.ends.add(self.num_chars, self.num_chars)
         self._partial = b""
         self._run_state = next_state
         return "".join(pieces)
@@ -208,7 +216,7 @@ class Detokenizer:
         pieces: list[str] = []
         for token in self._take_run():
             pieces.append(self._show_character(token))
-            self.ends.add(self._num_chars, self._num_chars + bool(self._partial))
+            self.ends.add(self.num_chars, self.num_chars + bool(self._partial))
         self._run_state = next_state
         return "".join(pieces)
 
@@ -224,5 +232,5 @@ class Detokenizer:
 
     def _show_bytes(self, text: str) -> str:
         text = self._emit(text)
-        self.ends.add(self._num_chars, self._num_chars)
+        self.ends.add(self.num_chars, self.num_chars)
         return text

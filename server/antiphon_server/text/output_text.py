@@ -117,6 +117,7 @@ class OutputText:
         self._num_ends_dropped = 0  # tokens whose ends are no longer kept
         self._num_thinking_tokens: int | None = None
         self._is_over = False
+        self._is_all_out = False  # All that was pushed; counted by `_catch_up`.
 
     @property
     def num_thinking_tokens(self) -> int:
@@ -153,16 +154,13 @@ class OutputText:
 
     def push_plain(self, token_ids: Sequence[int]) -> str:
         """`push` where the output is plain: the one piece's text."""
-        self._num_pushed += len(token_ids)
-        detokenizer = self._detokenizer
-        if len(token_ids) == 1 and (text := detokenizer.push_whole(token_ids[0])):
-            # Nothing is held back, so all tokens are out.
-            self._num_released += len(text)
-            self._num_told = self._num_ends_dropped = self._num_pushed
-            if detokenizer.ends.shown:
-                detokenizer.ends.clear()
+        if len(token_ids) == 1 and (text := self._detokenizer.push_whole(token_ids[0])):
+            self._num_pushed += 1
+            self._is_all_out = True
             return text
-        text = detokenizer.push(token_ids)
+        self._catch_up()
+        self._num_pushed += len(token_ids)
+        text = self._detokenizer.push(token_ids)
         if text:
             self._num_released += len(text)
             self._tell()
@@ -171,6 +169,7 @@ class OutputText:
     def push(self, token_ids: Sequence[int]) -> list[Piece]:
         """What can go out now, at least one piece. After one with a stop hit nothing may follow."""
         assert not self._is_over, "the output is over"
+        self._catch_up()
         self._num_pushed += len(token_ids)
         text = self._detokenizer.push(token_ids)
         return [self._release(text)] if self._channels is None else self._take_apart(text)
@@ -185,6 +184,7 @@ class OutputText:
         """
         if self._is_over:
             return [Piece(text="", num_tokens=0)]
+        self._catch_up()
         rest = self._detokenizer.finish()
         pieces = [self._release(rest)] if self._channels is None else self._take_apart(rest)
         if self._channels is not None and pieces[-1].stop is None:
@@ -195,6 +195,14 @@ class OutputText:
             pieces.append(Piece(text=self._held, num_tokens=num_untold))
             self._held = ""
         return join_pieces(pieces)
+
+    def _catch_up(self) -> None:
+        """Counts what whole tokens have let out: not one by one, since they are most of all."""
+        if self._is_all_out:
+            self._is_all_out = False
+            self._num_released = self._detokenizer.num_chars
+            self._num_told = self._num_ends_dropped = self._num_pushed
+            self._detokenizer.ends.clear()
 
     def _take_apart(self, text: str) -> list[Piece]:
         assert self._channels is not None
