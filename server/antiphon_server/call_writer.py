@@ -25,6 +25,17 @@ class CallWriter:
     before it goes on.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_context",
+        "_is_broken",
+        "_on_written",
+        "_waits_for_free",
+        "_write",
+        "check",
+        "is_busy",
+    )
+
     def __init__(
         self, context: ServicerContext[Message, Message], check: Callable[[], None]
     ) -> None:

@@ -30,6 +30,12 @@ _RETRY_DELAY_S: Final = 0.2
 class Attempts:
     """How often work on a request was begun in a row without getting on."""
 
+    __slots__ = (
+        "_most",
+        "_num_tokens_before",
+        "num",
+    )
+
     def __init__(self, *, most: int, num: int = 0) -> None:
         """Takes over the number of earlier ones."""
         self.num = num
@@ -103,6 +109,27 @@ class EnduringStream:
     an engine made and did not tell are made again, and are the same.
     """
 
+    __slots__ = (
+        "_attempts",
+        "_ending",
+        "_endurance",
+        "_engine",
+        "_give_up_at",
+        "_held",
+        "_new_ids",
+        "_num_new_before",
+        "_num_steps",
+        "_num_told_positions",
+        "_on_probation",
+        "_readiness",
+        "_request",
+        "_stream",
+        "_take",
+        "_told_start",
+        "_was_lost",
+        "_was_refused",
+    )
+
     def __init__(
         self,
         request: GenerationRequest,
@@ -121,6 +148,8 @@ class EnduringStream:
         self._engine = engine
         self._readiness = readiness
         self._endurance = endurance
+        self._attempts = endurance.attempts
+        self._take: TakeTokens = take_nothing
         self._new_ids = array("i")  # All that was told.
         self._num_told_positions = request.num_told_positions  # Of the prompt.
         self._stream: RequestStream | None = None
@@ -138,17 +167,7 @@ class EnduringStream:
 
     async def next(self, take: TakeTokens = take_nothing) -> RequestNews:
         """See RequestStream."""
-        new_ids, attempts = self._new_ids, self._endurance.attempts
-
-        def take_and_note(news: RequestNews) -> bool:
-            if not take(news):
-                return False
-            if attempts.num > 1 or self._on_probation:
-                self._note_tokens(news.outputs[0])
-            else:
-                new_ids.extend(news.outputs[0].token_ids)
-            return True
-
+        self._take = take
         while True:
             if self._stream is None:
                 if self._ending:
@@ -156,13 +175,23 @@ class EnduringStream:
                 await self._take_up()
             assert self._stream is not None
             try:
-                news = await self._stream.next(take_and_note)
+                news = await self._stream.next(self._take_and_note)
             except AntiphonError as error:
                 if not self._outlives(error):
                     raise
                 self._part(was_refused=error.reason is ErrorReason.OVERLOADED)
             else:
                 return self._joined(news)
+
+    def _take_and_note(self, news: RequestNews) -> bool:
+        """The TakeTokens of the engine's own stream."""
+        if not self._take(news):
+            return False
+        if self._attempts.num > 1 or self._on_probation:
+            self._note_tokens(news.outputs[0])
+        else:
+            self._new_ids.extend(news.outputs[0].token_ids)
+        return True
 
     def finish_output(self, output_index: int, keep_tokens: int) -> None:
         """See RequestStream."""
@@ -202,11 +231,11 @@ class EnduringStream:
 
     @property
     def _is_suspect(self) -> bool:
-        return self._endurance.attempts.num >= SUSPECT_ATTEMPTS
+        return self._attempts.num >= SUSPECT_ATTEMPTS
 
     def _try_to_submit(self) -> None:
         """Submits what is left of the request, unless the engine doesn't take it now."""
-        attempts = self._endurance.attempts
+        attempts = self._attempts
         attempts.check()
         try:
             stream = self._engine.submit(
@@ -268,7 +297,7 @@ class EnduringStream:
     def _outlives(self, error: AntiphonError) -> bool:
         if error.reason is ErrorReason.OVERLOADED:
             # It has been let in; so many others that come back at once don't change that.
-            return self._endurance.was_admitted or self._endurance.attempts.num > 1
+            return self._endurance.was_admitted or self._attempts.num > 1
         return error.reason is ErrorReason.ENGINE_DOWN
 
     def _part(self, *, was_refused: bool) -> None:
@@ -276,7 +305,7 @@ class EnduringStream:
         assert self._stream is not None
         self._was_refused = was_refused
         if was_refused:
-            self._endurance.attempts.withdraw()
+            self._attempts.withdraw()
         else:
             self._give_up_at = None  # Each outage has the whole wait.
             self._was_lost = True
@@ -305,8 +334,8 @@ class EnduringStream:
     def _note_tokens(self, output: OutputNews) -> None:
         """Notes what came of the output."""
         self._new_ids.extend(output.token_ids)
-        if self._endurance.attempts.num > 1:
-            self._endurance.attempts.note_progress(self._num_tokens)
+        if self._attempts.num > 1:
+            self._attempts.note_progress(self._num_tokens)
         if self._on_probation and (output.ended is not None or not self._is_suspect):
             self._end_probation()
 

@@ -29,6 +29,7 @@ from antiphon_server.prompt_report import PromptReport
 from antiphon_server.request_facts import RequestFacts
 from antiphon_server.served_model import ServedModel
 from antiphon_server.telemetry.request_record import Stage
+from antiphon_server.text_at_once import TextAtOnce
 
 OutputEvent = Delta | ToolCallReady | OutputFinished
 Event = GenerationStarted | PromptPart | OutputEvent | GenerationCompleted
@@ -67,6 +68,7 @@ class Generation:
         self._wait_until: float | None = None  # On the loop's clock.
         self._patience: asyncio.Timeout | None = None
         self._tell_at_once: TakeTokens = take_nothing
+        self._text_at_once: TextAtOnce | None = None
         self._late_calls: list[tuple[int, ToolCall]] = []  # Came where nothing can be waited for.
         self._timers = list(self._start_timers())
 
@@ -144,7 +146,8 @@ class Generation:
         """
         self.tell_at_once(listener)
         if self._progress[0].tells_text_only:
-            self._tell_at_once = partial(self._take_text_at_once, on_text)
+            self._text_at_once = TextAtOnce(self._progress[0], self._facts, on_text)
+            self._tell_at_once = self._text_at_once.take
         async with aclosing(self.events()) as events:
             async for event in events:
                 if before_call is not None and isinstance(event, ToolCallReady):
@@ -174,6 +177,7 @@ class Generation:
         if self._closed or self._failure is not None:
             return
         self._failure = error
+        self._end_text_at_once()
         self._run.ticket.release()
         self._run.stream.close()
         self._wait_at_most_until(asyncio.get_running_loop().time())
@@ -191,6 +195,7 @@ class Generation:
         if self._closed:
             return
         self._closed = True
+        self._end_text_at_once()
         for timer in self._timers:
             timer.cancel()
         self._note_latencies()
@@ -198,6 +203,10 @@ class Generation:
         leave(self._spec, self._run.place, self.usage.prompt_tokens + self.usage.output_tokens)
         self._run.stream.close()
         self._wait_at_most_until(asyncio.get_running_loop().time())
+
+    def _end_text_at_once(self) -> None:
+        if self._text_at_once is not None:
+            self._text_at_once.is_open = False
 
     def _note_latencies(self) -> None:
         facts = self._facts
@@ -322,16 +331,6 @@ class Generation:
                         listener(part)
                     else:
                         self._late_calls.append((index, part))
-        return True
-
-    def _take_text_at_once(self, on_text: Callable[[str], None], news: RequestNews) -> bool:
-        """`_take_at_once` for one output that tells text only."""
-        progress, token_ids = self._progress[0], news.outputs[0].token_ids
-        if self._failure is not None or self._closed or len(token_ids) > progress.num_quick:
-            return False
-        self._facts.note_tokens(news)
-        if text := progress.take_text(token_ids):
-            on_text(text)
         return True
 
     async def _events_of(self, index: int, part: NewTokens) -> list[OutputEvent]:

@@ -144,6 +144,22 @@ class OutputProgress:
         tells_text_only: Whether all it tells before its end is text of the answer.
     """
 
+    __slots__ = (
+        "_calls",
+        "_config",
+        "_num_told",
+        "_record",
+        "_reports_tokens",
+        "_text",
+        "_tokenizer",
+        "_unreported_ids",
+        "_unreported_logprobs",
+        "_want_logprobs",
+        "max_take_tokens",
+        "num_quick",
+        "tells_text_only",
+    )
+
     def __init__(
         self,
         record: OutputRecord,

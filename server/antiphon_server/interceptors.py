@@ -226,20 +226,32 @@ class _Method:
 
         It looks at most so often, since there is a message for every token.
         """
-        caller, looked_s = caller_of(context), self.clock()
-
-        def check() -> None:
-            nonlocal looked_s
-            if (now_s := self.clock()) - looked_s < interval_s:
-                return
-            if self.authenticate(context) != caller:
-                raise bad_credential()
-            looked_s = now_s
-
-        return check
+        return _CallerWatch(self, context, interval_s).check
 
     def _call(self, context: Context) -> _Call:
         return _Call(self, context)
+
+
+class _CallerWatch:
+    """Whether a stream's caller still has a credential that holds; asked at every token."""
+
+    __slots__ = ("_caller", "_context", "_interval_s", "_look_s", "_method")
+
+    def __init__(self, method: _Method, context: Context, interval_s: float) -> None:
+        self._method = method
+        self._context = context
+        self._caller = caller_of(context)
+        self._interval_s = interval_s
+        self._look_s = method.clock() + interval_s  # When it is to be looked at again.
+
+    def check(self) -> None:
+        """Raises AntiphonError, BAD_CREDENTIAL: it holds no more."""
+        now_s = self._method.clock()
+        if now_s < self._look_s:
+            return
+        if self._method.authenticate(self._context) != self._caller:
+            raise bad_credential()
+        self._look_s = now_s + self._interval_s
 
 
 class _Call:

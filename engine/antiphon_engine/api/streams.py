@@ -36,6 +36,28 @@ class NewsStream:
     The request rests while its reader asks for that, and while too much is unread.
     """
 
+    __slots__ = (
+        "_arrival",
+        "_cancelled",
+        "_closed",
+        "_error",
+        "_forget",
+        "_full",
+        "_has_first_token",
+        "_has_news",
+        "_has_tokens_only",
+        "_held",
+        "_max_unread_prompt_bytes",
+        "_max_unread_tokens",
+        "_news",
+        "_num_open",
+        "_num_unread_bytes",
+        "_rests",
+        "_send",
+        "_take",
+        "request_id",
+    )
+
     def __init__(
         self,
         request_id: int,

@@ -39,6 +39,14 @@ class _Told:
 class Acknowledgements:
     """The events of one stream that were sent and are not acknowledged yet."""
 
+    __slots__ = (
+        "_is_lifted",
+        "_most",
+        "_num_unacked",
+        "_settled",
+        "_told",
+    )
+
     def __init__(self, most: int) -> None:
         """Sets how many there may be; 0: the caller never acknowledges, nothing is counted."""
         self._most = min(most, MAX_UNACKED_EVENTS)

@@ -31,10 +31,22 @@ class DirectTelling:
     2. Whatever is no piece of output is the task's, and so is what can't be told now.
     """
 
+    __slots__ = (
+        "_acks",
+        "_closed",
+        "_reader",
+        "_task_waits",
+        "_wake",
+        "_watch",
+        "_writer",
+    )
+
     def __init__(self, writer: CallWriter | None, telling: Telling) -> None:
         """Sets what writes; None: the task alone does."""
         self._writer: Final = writer
-        self._telling: Final = telling
+        self._wake: Final = telling.wake
+        self._acks: Final = telling.acks
+        self._watch: Final = telling.watch
         self._task_waits = False
         self._closed = False
         self._reader: EventReader | None = None  # Whose news are being written.
@@ -45,12 +57,12 @@ class DirectTelling:
         Returns:
             False: the task has to.
         """
-        writer, telling = self._writer, self._telling
-        if writer is None or not self._task_waits or telling.wake.is_set():
+        writer = self._writer
+        if writer is None or not self._task_waits or self._wake.is_set():
             return False
         if writer.is_busy:
             return reader is self._reader
-        if telling.acks.full:
+        if self._acks.full:
             return False
         try:
             writer.check()
@@ -59,9 +71,9 @@ class DirectTelling:
         frame = ConverseResponse()
         if not reader.read_delta_into(frame.turn_event):
             return False
-        telling.acks.note_sent(frame.turn_event)
+        self._acks.note_sent(frame.turn_event)
         self._reader = reader
-        telling.watch.begin_write()
+        self._watch.begin_write()
         writer.begin(frame, self._look_again)
         return True
 
@@ -75,7 +87,7 @@ class DirectTelling:
         """Returns once there is something for the task, and it may write."""
         self._task_waits = not self._closed
         try:
-            await self._telling.wake.wait()
+            await self._wake.wait()
         finally:
             self._task_waits = False
         if self._writer is not None:
@@ -83,7 +95,7 @@ class DirectTelling:
 
     def _look_again(self) -> None:
         """Tells what came while a message was written."""
-        self._telling.watch.end_write()
+        self._watch.end_write()
         reader = self._reader
         if reader is not None and reader.has_news and not self.tell(reader):
-            self._telling.wake.set()
+            self._wake.set()

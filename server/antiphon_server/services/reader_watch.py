@@ -33,6 +33,15 @@ class ReaderWatch:
     Looking costs nothing by message: one timer looks at when the waits began.
     """
 
+    __slots__ = (
+        "_acks_since_ns",
+        "_grace",
+        "_on_away",
+        "_reader_left",
+        "_timer",
+        "_write_since_ns",
+    )
+
     def __init__(self, grace: Grace, on_away: Callable[[], None]) -> None:
         """Sets the grace period, and what is called once when it is over."""
         self._grace: Final = grace

@@ -73,6 +73,19 @@ class Checkpoints:
     than the interval costs nothing.
     """
 
+    __slots__ = (
+        "_attempts",
+        "_closed",
+        "_interval_s",
+        "_limits",
+        "_num_kept",
+        "_pace_s",
+        "_place",
+        "_record",
+        "_timer",
+        "_write",
+    )
+
     def __init__(
         self,
         place: CheckpointPlace,

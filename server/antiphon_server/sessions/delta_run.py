@@ -21,6 +21,17 @@ class DeltaRun:
     where each ends. So a run takes little more than what it says, and a reader may begin anywhere.
     """
 
+    __slots__ = (
+        "_part",
+        "_text",
+        "_text_ends",
+        "_tokens",
+        "_tokens_ends",
+        "_tool_name",
+        "first_sequence",
+        "is_answer",
+    )
+
     def __init__(self, first_sequence: int, delta: Delta) -> None:
         """Makes a run of no deltas, for a first one; append that."""
         self.first_sequence: Final = first_sequence

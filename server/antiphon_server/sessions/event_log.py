@@ -58,6 +58,17 @@ class EventLog(NumberedEvents):
        released once half of it is left. Without such a reader the log grows to the whole output.
     """
 
+    __slots__ = (
+        "_drivers",
+        "_held",
+        "_max_backlog_bytes",
+        "_readers",
+        "_settled",
+        "_valve",
+        "on_driven",
+        "on_settled",
+    )
+
     def __init__(
         self,
         turn_id: str,
@@ -74,7 +85,7 @@ class EventLog(NumberedEvents):
         self._max_backlog_bytes = max_backlog_bytes
         self._valve = valve
         self._held = False
-        self._readers: set[EventReader] = set()
+        self._readers: list[EventReader] = []
         self._drivers: list[EventReader] = []
         self._settled = 0
 
@@ -156,7 +167,7 @@ class EventLog(NumberedEvents):
         sequence = cursor.sequence if cursor is not None and not resets else 0
         reader = EventReader(self, wake, spec=spec, sequence=sequence, resets=resets)
         reader.take_news = take_news
-        self._readers.add(reader)
+        self._readers.append(reader)
         if spec.drives:
             self._drivers.append(reader)
             self.on_driven()
@@ -168,7 +179,8 @@ class EventLog(NumberedEvents):
     def close_reader(self, reader: "EventReader") -> None:
         """Forgets a reader."""
         self._note_settled()
-        self._readers.discard(reader)
+        if reader in self._readers:
+            self._readers.remove(reader)
         if reader in self._drivers:
             self._drivers.remove(reader)
         self.weigh()
@@ -219,6 +231,18 @@ class EventLog(NumberedEvents):
 
 class EventReader:
     """One reader's place in a turn's events."""
+
+    __slots__ = (
+        "_acknowledged",
+        "_acknowledges",
+        "_frame_id",
+        "_resets",
+        "drives",
+        "log",
+        "sequence",
+        "take_news",
+        "wake",
+    )
 
     def __init__(
         self,

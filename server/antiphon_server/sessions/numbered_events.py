@@ -46,6 +46,19 @@ class NumberedEvents:
     Deltas are kept as text with the places where each ends, so what follows any number is known.
     """
 
+    __slots__ = (
+        "_bytes_before",
+        "_entries",
+        "_firsts",
+        "_latest",
+        "_run",
+        "ended",
+        "epoch",
+        "last_sequence",
+        "size_bytes",
+        "turn_id",
+    )
+
     def __init__(self, turn_id: str, epoch: int) -> None:
         self.turn_id: Final = turn_id
         self.epoch: Final = epoch

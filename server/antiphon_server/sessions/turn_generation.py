@@ -241,9 +241,11 @@ async def _follow(
         elif isinstance(event, PromptPart):
             turn.log.append(TurnEvent(prompt_part=event))
 
+    append_text, note_progress = turn.log.append_text, checkpoints.note_progress
+
     def tell_text(text: str) -> None:
-        turn.log.append_text(text)
-        checkpoints.note_progress()
+        append_text(text)
+        note_progress()
 
     try:
         turn.follow(generation)

@@ -58,6 +58,21 @@ class Detokenizer:
         num_chars: Characters of the text so far.
     """
 
+    __slots__ = (
+        "_bare_first",
+        "_decoding",
+        "_hidden_ids",
+        "_is_apart",
+        "_num_run_bytes",
+        "_partial",
+        "_run",
+        "_run_state",
+        "_strip_blank",
+        "_whole_texts",
+        "ends",
+        "num_chars",
+    )
+
     def __init__(
         self, decoding: Decoding, *, hidden_ids: frozenset[int], begins_text: bool
     ) -> None:

@@ -98,6 +98,22 @@ class OutputText:
     how the ids are cut into pushes. Stop strings are looked for in the answer alone.
     """
 
+    __slots__ = (
+        "_channels",
+        "_detokenizer",
+        "_held",
+        "_include_stop_string",
+        "_is_all_out",
+        "_is_over",
+        "_num_ends_dropped",
+        "_num_pushed",
+        "_num_released",
+        "_num_thinking_tokens",
+        "_num_told",
+        "_scanner",
+        "_stop_strings",
+    )
+
     def __init__(self, tokenizer: Tokenizer, spec: TextSpec) -> None:
         """Reads an output of the tokenizer's model."""
         self._detokenizer = tokenizer.detokenizer(

@@ -1,5 +1,6 @@
 """Tokens that are told without the task being woken that waits for them."""
 
+import asyncio
 import tracemalloc
 
 import pytest
@@ -11,6 +12,8 @@ from antiphon.v1.types_pb2 import (
     StopConditions,
 )
 
+from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_engine.api.handle import OutputNews, RequestNews, TakeTokens, take_nothing
 from antiphon_server.generation import Event, Generation
 from antiphon_server.generation_output import OutputProgress, OutputRecord
 from antiphon_server.offload import Offload
@@ -75,6 +78,60 @@ async def test_what_may_not_be_told_at_once_is_yielded(bench: Bench, most: int) 
     check_events(seen, 1)
     assert text_of(seen) == SAID
     assert len(at_once) == most
+
+
+class OfferingStream:
+    """A request's stream that offers tokens whenever it is told to."""
+
+    def __init__(self) -> None:
+        self.take: TakeTokens = take_nothing
+        self.is_read = asyncio.Event()
+
+    async def next(self, take: TakeTokens = take_nothing) -> RequestNews:
+        self.take = take
+        self.is_read.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def close(self) -> None:
+        """Nothing: it offers all the same."""
+
+
+class OfferingEngine(FakeEngine):
+    """One whose only request has such a stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stream = OfferingStream()
+
+    def submit(self, request: object, *, max_unread_bytes: int = 0) -> OfferingStream:
+        del request, max_unread_bytes
+        return self.stream
+
+
+@pytest.mark.parametrize("end", ["fail", "close"])
+async def test_nothing_is_told_at_once_behind_the_end(
+    text: TextSide, offload: Offload, end: str
+) -> None:
+    texts: list[str] = []
+    engine = OfferingEngine()
+    generation = Bench.of(served_model(text, engine), offload).start()
+    telling = asyncio.create_task(generation.tell(lambda _: None, on_text=texts.append))
+    await asyncio.wait_for(engine.stream.is_read.wait(), 10)
+    token_ids = text.tokenizer.encode("one", add_special_tokens=False, allow_special_tokens=False)
+    news = RequestNews(outputs={0: OutputNews(token_ids=token_ids)})
+
+    taken_before = engine.stream.take(news)
+    if end == "fail":
+        generation.fail(AntiphonError(ErrorReason.TIMEOUT, "too late"))
+    else:
+        generation.close()
+    taken_behind = engine.stream.take(news)
+
+    assert (taken_before, taken_behind) == (True, False)
+    assert texts == ["one"]
+    await asyncio.wait({telling})
+    assert (telling.exception() is not None) == (end == "fail")
 
 
 async def test_stop_strings_end_an_output_although_it_is_told_at_once(bench: Bench) -> None:
