@@ -12,6 +12,7 @@ from typing import Final
 import jsonschema
 import referencing.exceptions
 
+from antiphon_server.constraints.bounded_looks import LOOK_LIMIT_S, BoundedLooks
 from antiphon_server.constraints.pattern_spelling import compile_pattern
 from antiphon_server.constraints.request import ConstraintKind, ConstraintRequest
 from antiphon_server.constraints.structural_tags.recognition import find_fault_in_tag
@@ -39,9 +40,14 @@ _NOT_FOR_THE_VALIDATOR: Final = (
 
 
 class Verification:
-    """Looks at finished answers. Keeps the validators of the schemas that it saw last."""
+    """Looks at finished answers. Keeps the validators of the schemas that it saw last.
 
-    def __init__(self) -> None:
+    For the main thread of a process alone.
+    """
+
+    def __init__(self, *, look_limit_s: float = LOOK_LIMIT_S) -> None:
+        """Sets the processor time after which a look is left to the matcher."""
+        self._looks = BoundedLooks(limit_s=look_limit_s)
         self._validators: OrderedDict[str, jsonschema.protocols.Validator | None] = OrderedDict()
 
     def find_violation(
@@ -51,37 +57,39 @@ class Verification:
 
         JSON is parsed and validated with the caller's own schema, with numbers taken exactly;
         choices are compared, expressions matched, and structural tags read in all possible ways.
-        What has no other reading is followed from the beginning by a matcher of this process's own.
+        What has no other reading, or none that comes to an end in time, is followed from the
+        beginning by a matcher of this process's own.
 
         Args:
             request: What it had to be like.
             text: The answer; of TOOLS, the calls alone.
             is_whole: Returns whether a text is a whole of the constraint's grammar.
         """
-        match request.kind:
-            case ConstraintKind.JSON_SCHEMA | ConstraintKind.JSON_OBJECT:
-                fault = _find_in_blanks(text, request.max_blank) or self._find_in_json(
-                    request, text
-                )
-            case ConstraintKind.TOOLS:
-                fault = find_fault_in_calls(request.text, text, self._find_in_arguments)
-            case ConstraintKind.REGEX:
-                fault = _find_by_expression(request.text, text)
-            case ConstraintKind.CHOICE:
-                fault = "" if text in request.options else "it is none of the choices"
-            case ConstraintKind.STRUCTURAL_TAG:
-                fault = find_fault_in_tag(
-                    request.text, text, partial(self._find_in_value, request.max_blank)
-                )
-            case ConstraintKind.EBNF:
-                fault = None
+        if request.kind is ConstraintKind.TOOLS:
+            return find_fault_in_calls(request.text, text, self._find_in_arguments)
+        by = f"{request.kind} {request.text}"
+        fault = self._looks.take(by, partial(self._look, request, text))
         if fault is None:
             return "" if is_whole(text) else "it is no whole of its grammar"
         return fault
 
+    def _look(self, request: ConstraintRequest, text: str) -> str | None:
+        match request.kind:
+            case ConstraintKind.JSON_SCHEMA | ConstraintKind.JSON_OBJECT:
+                return _find_in_blanks(text, request.max_blank) or self._find_in_json(request, text)
+            case ConstraintKind.REGEX:
+                return _find_by_expression(request.text, text)
+            case ConstraintKind.CHOICE:
+                return "" if text in request.options else "it is none of the choices"
+            case ConstraintKind.STRUCTURAL_TAG:
+                return find_fault_in_tag(
+                    request.text, text, partial(self._find_in_value, request.max_blank)
+                )
+        return None
+
     def _find_in_arguments(self, schema: str, arguments: str) -> str | None:
         request = ConstraintRequest(kind=ConstraintKind.JSON_SCHEMA, text=schema)
-        return self._find_in_json(request, arguments)
+        return self._looks.take(schema, partial(self._find_in_json, request, arguments))
 
     def _find_in_value(
         self, max_blank: int, schema: str, text: str, own_blank: int | None

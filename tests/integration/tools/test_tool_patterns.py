@@ -68,6 +68,20 @@ async def test_a_pattern_holds_in_calls_and_what_it_allows_can_be_said(
     assert all(matching.search(json.loads(said)["code"]) for _, said in calls_of(output))
 
 
+async def test_a_pattern_that_is_heavy_to_search_for_holds_up_no_call(
+    hermes: CallingModel,
+) -> None:
+    """The last look at a call would go back more often than there is time for."""
+    call = call_with("a" * 32 + " b1")
+    hermes.wants(hermes.write([call]))
+    asked = request(config(CHOICES["it"], max_tokens=90), tools=look_up("([a-z]+)+[0-9]"))
+
+    output = (await ask(hermes.server, asked)).output
+
+    assert calls_of(output) == [call]
+    assert output.finish_reason == FinishReason.FINISH_REASON_TOOL_CALLS
+
+
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("construct", REFUSED)
 async def test_a_pattern_that_no_grammar_has_is_refused_by_tool_place_and_construct(

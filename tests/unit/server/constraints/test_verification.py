@@ -2,9 +2,16 @@
 
 import json
 
+import msgspec
 import pytest
 
 from antiphon_server.constraints.request import ConstraintKind, ConstraintRequest
+from antiphon_server.constraints.tool_calls import (
+    CallChoice,
+    CallWording,
+    OfferedTool,
+    ToolsConstraint,
+)
 from antiphon_server.constraints.verification import Verification
 
 
@@ -117,3 +124,55 @@ def test_grammars_are_followed_again() -> None:
     kind = ConstraintKind.EBNF
     assert violation(kind, "a", is_whole=lambda text: text == "a") == ""
     assert violation(kind, "b", is_whole=lambda text: text == "a") != ""
+
+
+HEAVY_WAYS = {
+    "expression": (ConstraintKind.REGEX, "(a*)*c|a{40}", "a" * 40),
+    "pattern": (
+        ConstraintKind.JSON_SCHEMA,
+        json.dumps({"type": "string", "pattern": "([a-z]+)+[0-9]"}),
+        json.dumps("a" * 40 + " b1"),
+    ),
+    "tag": (
+        ConstraintKind.STRUCTURAL_TAG,
+        json.dumps({"format": {"type": "regex", "pattern": "(a*)*c|a{40}"}}),
+        "a" * 40,
+    ),
+}
+"""Each has its texts matched by going back more often than there is time for."""
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("name", HEAVY_WAYS)
+def test_what_takes_too_long_to_match_is_left_to_the_matcher(name: str, whole: bool) -> None:
+    kind, asked, text = HEAVY_WAYS[name]
+    followed = []
+    verification = Verification(look_limit_s=0.02)
+    request = ConstraintRequest(kind=kind, text=asked, max_blank=2)
+
+    def follow(text: str) -> bool:
+        followed.append(text)
+        return whole
+
+    found = [verification.find_violation(request, text, follow) for _ in range(2)]
+
+    assert [not fault for fault in found] == [whole] * 2
+    assert followed == [text] * 2
+
+
+def test_arguments_that_take_too_long_to_match_are_left_to_those_who_made_them() -> None:
+    _, schema, text = HEAVY_WAYS["pattern"]
+    parameters = {"properties": {"code": json.loads(schema)}, "required": ["code"]}
+    tool = OfferedTool(index=0, name="look_up", schema=json.dumps(parameters))
+    wording = CallWording(opener="", heads=("",), tail="", separator="", closer="")
+    asked = ToolsConstraint(
+        tools=(tool,), choice=CallChoice.ONE, takes_several=True, wording=wording
+    )
+    request = ConstraintRequest(kind=ConstraintKind.TOOLS, text=msgspec.json.encode(asked).decode())
+
+    def look(arguments: str) -> str:
+        calls = json.dumps([["look_up", arguments]])
+        return Verification(look_limit_s=0.02).find_violation(request, calls, never)
+
+    assert look(f'{{"code": {text}}}') == ""
+    assert look(f'{{"cod": {text}}}') != ""
