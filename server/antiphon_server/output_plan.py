@@ -18,6 +18,8 @@ class OutputNeeds:
     reasoning: ReasoningConfig
     reads_calls: bool = False
     """Whether the model may call tools."""
+    must_call: bool = False
+    """Whether an answer is calls and nothing else."""
     is_constrained: bool = False
     """Whether the engine holds the answer to a grammar."""
     start: ThinkingStart | None = None
@@ -46,7 +48,7 @@ def plan_output(model: ServedModel, prompt_ids: Sequence[int], needs: OutputNeed
     habits, renderer = model.renderer.habits, model.renderer
     tools = habits.tools if needs.reads_calls else None
     if habits.reasoning is None:
-        return OutputPlan(channels=ChannelSpec(tools=tools))
+        return OutputPlan(channels=ChannelSpec(tools=tools, calls_only=needs.must_call))
     asked = needs.reasoning
     start = needs.start or renderer.thinking_start(prompt_ids)
     has_budget = asked.HasField("max_tokens")
@@ -64,7 +66,12 @@ def plan_output(model: ServedModel, prompt_ids: Sequence[int], needs: OutputNeed
             max_tokens=asked.max_tokens if has_budget else None,
         )
     return OutputPlan(
-        channels=ChannelSpec(thinking=start, reasoning=habits.reasoning, tools=tools),
+        channels=ChannelSpec(
+            thinking=start,
+            reasoning=habits.reasoning,
+            tools=tools,
+            calls_only=needs.must_call,
+        ),
         thinking=thinking,
         opening_ids=opening_ids,
     )

@@ -29,6 +29,7 @@ from antiphon_server.validation import (
     check_config,
     check_tool_choice,
     is_constrained,
+    must_call,
     reads_calls,
     resolve_config,
     resolve_num_outputs,
@@ -183,6 +184,7 @@ class RequestPreparation:
         needs = OutputNeeds(
             reasoning=config.reasoning,
             reads_calls=reads_calls(config, conversation.tools),
+            must_call=must_call(config),
             is_constrained=is_constrained(config, conversation.tools),
             path=join_path(path, "config"),
         )

@@ -32,6 +32,7 @@ from antiphon_server.validation_tools import (
     check_tool_choice,
     check_tools,
     is_constrained,
+    must_call,
     reads_calls,
 )
 from antiphon_server.validation_unknown import check_unknown_fields
@@ -47,6 +48,7 @@ __all__ = [
     "check_unknown_fields",
     "is_constrained",
     "merge_config",
+    "must_call",
     "reads_calls",
     "resolve_config",
     "resolve_num_outputs",

@@ -42,6 +42,7 @@ from antiphon_server.text.output_text import OutputText
 from antiphon_server.validation import (
     ResolvedConfig,
     is_constrained,
+    must_call,
     reads_calls,
     resolve_config,
 )
@@ -155,6 +156,7 @@ def _plan(
     needs = OutputNeeds(
         reasoning=turn.config.reasoning,
         reads_calls=reads_calls(turn.config, turn.tools),
+        must_call=must_call(turn.config),
         is_constrained=is_constrained(turn.config, turn.tools),
         start=start,
         path=f"{turn.request.path}.config",

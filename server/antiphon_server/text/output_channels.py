@@ -66,6 +66,8 @@ class ChannelSpec:
     reasoning: ReasoningMarkers = ReasoningMarkers()
     tools: ToolFormat | None = None
     """None: calls are not looked for."""
+    calls_only: bool = False
+    """Whether an answer has no text, so that what may begin a call does."""
 
     @property
     def is_plain(self) -> bool:
@@ -95,6 +97,9 @@ class _State(enum.Enum):
     BROKEN = enum.auto()
 
 
+_BEFORE_CALLS: Final = frozenset({_State.ANSWER_START, _State.ANSWER})
+
+
 class OutputChannels:
     """Reads one output. What its parts say doesn't depend on how the text was cut.
 
@@ -117,6 +122,7 @@ class OutputChannels:
         self.is_broken = False
         self._reasoning = spec.reasoning
         self._tools = spec.tools
+        self._calls_only = spec.calls_only
         self._openers = _with_lead(spec.tools) if spec.tools else ()
         self._buffer = ""
         self._num_decided = 0
@@ -169,6 +175,8 @@ class OutputChannels:
         self._parts = []
         if self._state is _State.THINKING:
             self._tell(Channel.REASONING, len(self._buffer))
+        elif self._calls_only and self._buffer and self._state in _BEFORE_CALLS:
+            self._begin_call()
         elif self._state in (_State.MAY_THINK, _State.ANSWER_START, _State.ANSWER):
             self._tell(Channel.CONTENT, len(self._buffer))
         elif self._state is _State.BEHIND_CALL and self._buffer.strip(_BLANKS):

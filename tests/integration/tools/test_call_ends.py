@@ -37,14 +37,17 @@ STRIDE = 7
 """Every so many tokens an output is cut; of the families, each begins elsewhere."""
 
 
-def text_before(model: CallingModel, said: str, shown: str) -> str:
+def text_before(model: CallingModel, said: str, shown: str, *, must_call: bool) -> str:
     """What of an output that was cut is its answer: the text, and what may begin a call by chance.
 
     Args:
         model: Of the family.
         said: The text that it says before its calls.
         shown: All that it has said, markers included.
+        must_call: Whether it may say no text.
     """
+    if must_call:
+        return ""
     opener = model.tools.bare_opener if not said else ""
     if len(shown) <= len(said) or (opener and len(shown) < len(opener)):
         return shown
@@ -71,7 +74,7 @@ async def test_an_output_that_is_cut_at_any_token_tells_whole_calls_alone(
         assert [entry.chosen.token_id for entry in output.logprobs] == output.token_ids
         assert answer.usage.output_tokens == num_tokens
         assert told == list(model.calls)[: len(told)]
-        assert output.text == text_before(model, said, shown), shown
+        assert output.text == text_before(model, said, shown, must_call=choice == "must")
         assert output.finish_reason == OUT_OF_TOKENS
         nums_told.add(len(told))
     assert nums_told >= set(range(len(model.calls)))

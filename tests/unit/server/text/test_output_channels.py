@@ -223,3 +223,22 @@ def test_arguments_are_read_to_their_end_whatever_their_strings_say():
         parts, _ = _read(ChannelSpec(tools=HERMES), _written(HERMES, [("now", arguments)]))
         ((_, read),) = _calls(parts)
         assert json.loads(read) == json.loads(arguments)
+
+
+@pytest.mark.parametrize("tools", TOOL_FORMATS, ids=lambda tools: tools.name)
+def test_what_is_cut_before_its_first_argument_is_no_text_where_calls_alone_may_be(
+    tools: ToolFormat,
+) -> None:
+    written = _written(tools, [("now", "{}")])
+    for size in range(1, written.index("{}")):
+        parts, channels = _read(ChannelSpec(tools=tools, calls_only=True), written[:size])
+
+        assert not parts
+        assert channels.open_call_start == 0
+    assert _calls(_read(ChannelSpec(tools=tools, calls_only=True), written)[0]) == [("now", "{}")]
+
+
+def test_nothing_said_is_no_call_where_calls_alone_may_be() -> None:
+    _, channels = _read(ChannelSpec(tools=TOOL_FORMATS[0], calls_only=True), "")
+
+    assert channels.open_call_start is None
