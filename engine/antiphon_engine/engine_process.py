@@ -63,6 +63,7 @@ class ModelFacts:
     architecture: str
     dtype: str
     quantization: str
+    kv_cache_dtype: str
     vocabulary_size: int
     context_tokens: int
     num_blocks: int
@@ -270,6 +271,7 @@ def _ready(config: EngineConfig, facts: ModelFacts) -> Ready:
         device=config.device,
         dtype=facts.dtype,
         quantization=facts.quantization,
+        kv_cache_dtype=facts.kv_cache_dtype,
         vocabulary_size=facts.vocabulary_size,
         context_tokens=facts.context_tokens,
         kv_cache_tokens=(facts.num_blocks - 1) * config.block_tokens,

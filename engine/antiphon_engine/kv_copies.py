@@ -187,4 +187,4 @@ def staged_blocks(device: Device) -> int:
 
 def _staging(kv: KvTensors, device: torch.device | None, num_blocks: int) -> Tensor:
     layout = kv.layout
-    return torch.empty(layout.packed_shape(num_blocks), dtype=layout.dtype, device=device)
+    return torch.empty(layout.packed_shape(num_blocks), dtype=layout.stored_dtype, device=device)

@@ -15,6 +15,9 @@ from torch import Tensor
 
 from antiphon_engine.api.errors import StartupError
 
+NARROW: Final = torch.float8_e4m3fn
+"""The element type of a cache of 8-bit floats, each head of a token with a scale of its own."""
+_SCALE_BYTES: Final = 4
 _LINE_BYTES: Final = 64
 """Of the processor's caches: pools begin with one."""
 
@@ -35,13 +38,27 @@ class KvLayout:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token over all layers, keys and values."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        """Bytes of one token over all layers, keys and values, with scales if there are any."""
+        head_bytes = self.block_shape[-1] * self.stored_dtype.itemsize
+        return 2 * self.num_layers * self.num_kv_heads * head_bytes
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """What pools are tensors of: 8-bit floats lie in pairs, as 16-bit integers."""
+        return torch.int16 if self.dtype is NARROW else self.dtype
 
     @property
     def block_shape(self) -> tuple[int, int, int, int]:
-        """[P, B, K, D]: a token's heads lie together, so that a step writes whole rows."""
-        return (self.num_blocks, self.block_tokens, self.num_kv_heads, self.head_dim)
+        """[P, B, K, D]: a token's heads lie together, so that a step writes whole rows.
+
+        Of 8-bit floats [P, B, K, D / 2 + 2] pairs: so many they are with their scales, which lie
+        behind all values of their block. How, is `cuda.kernels.cached_tokens`' to say: nothing else
+        looks into such a block.
+        """
+        size = self.head_dim
+        if self.dtype is NARROW:
+            size = (self.head_dim + _SCALE_BYTES) // self.stored_dtype.itemsize
+        return (self.num_blocks, self.block_tokens, self.num_kv_heads, size)
 
     def packed_shape(self, num_blocks: int) -> tuple[int, int, int, int, int]:
         """[N, L2, B, K, D]: a block of all layers in one piece, as it lies on the host."""
@@ -60,15 +77,20 @@ class KvTensors:
         self.layout = layout
         # Zeros, not garbage: what lies behind a context's end is masked, but NaN times 0 is NaN.
         self._pools = [
-            _zeros(layout.block_shape, layout.dtype, device) for _ in range(2 * layout.num_layers)
+            _zeros(layout.block_shape, layout.stored_dtype, device)
+            for _ in range(2 * layout.num_layers)
         ]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Returns keys and values of a layer: [P, B, K, D] each."""
+        """Returns keys and values of a layer, of the layout's `block_shape` each."""
         return self._pools[2 * index], self._pools[2 * index + 1]
 
     def write(self, layer: int, keys_TKD: Tensor, values_TKD: Tensor, slots_T: Tensor) -> None:
-        """Stores a step's keys and values at `slots_T`: block * block_tokens + offset."""
+        """Stores a step's keys and values at `slots_T`: block * block_tokens + offset.
+
+        Not for 8-bit floats, which kernels store.
+        """
+        assert self.layout.dtype is not NARROW
         keys_PBKD, values_PBKD = self.layer(layer)
         keys_PBKD.flatten(0, 1).index_copy_(0, slots_T, keys_TKD)
         values_PBKD.flatten(0, 1).index_copy_(0, slots_T, values_TKD)
@@ -109,7 +131,7 @@ class HostKv:
     def __init__(self, layout: KvLayout, *, pinned: bool) -> None:
         shape = layout.packed_shape(layout.num_host_blocks)
         try:
-            self._packed_PLBKD = torch.zeros(shape, dtype=layout.dtype)
+            self._packed_PLBKD = torch.zeros(shape, dtype=layout.stored_dtype)
         except RuntimeError as error:
             raise StartupError(f"engine.host_cache_bytes can't be allocated: {error}") from error
         if pinned:

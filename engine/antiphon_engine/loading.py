@@ -9,10 +9,13 @@ from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.errors import StartupError
 from antiphon_engine.api.process import EngineStart
 from antiphon_engine.checkpoint.fields import Fields
+from antiphon_engine.checkpoint.float8 import parse_float8
 from antiphon_engine.checkpoint.progress import OnProgress
 from antiphon_engine.device import Device
 from antiphon_engine.engine_process import LoadedModel, ModelFacts
 from antiphon_engine.executor import Executor, WeightOrigin
+from antiphon_engine.kv_format import kv_cache_dtype
+from antiphon_engine.kv_tensors import NARROW
 from antiphon_engine.model.config import parse_model_config
 from antiphon_engine.model_plan import asked_quantization, model_dtype
 from antiphon_engine.quantization import ON_CUDA, Quantization
@@ -68,6 +71,7 @@ def describe(executor: Executor) -> LoadedModel:
             architecture=model.architecture,
             dtype=executor.dtype_name,
             quantization=executor.quantization,
+            kv_cache_dtype=executor.dtype_name,
             vocabulary_size=model.vocabulary_size,
             context_tokens=memory.context_tokens,
             num_blocks=memory.num_blocks,
@@ -88,17 +92,23 @@ def _load_cuda(
     config: EngineConfig, checkpoint: Path, *, weights: WeightOrigin, on_progress: OnProgress
 ) -> LoadedModel | None:
     """Loads a model that the kernels for CUDA compute; None where they can't."""
-    from antiphon_engine.cuda.transformer import supports
+    from antiphon_engine.cuda.supported_models import supports
 
-    model = parse_model_config(Fields.read(checkpoint / "config.json"))
+    fields = Fields.read(checkpoint / "config.json")
+    model = parse_model_config(fields)
     dtype = model_dtype(config, model)
     asked = asked_quantization(config, ON_CUDA, where="engine.device = cuda")
-    is_narrow = asked is Quantization.FP8
+    kv_dtype = kv_cache_dtype(config, dtype)
+    is_narrow, is_cache_narrow = asked is Quantization.FP8, kv_dtype is NARROW
     lacking = lacking_capability(torch.cuda.get_device_capability()) or supports(
-        model, dtype, narrow_weights=is_narrow
+        model, dtype, narrow_weights=is_narrow, narrow_cache=is_cache_narrow
     )
     if lacking is not None and is_narrow:
         raise StartupError(f"engine.quantization = {asked} can't be served here: {lacking}")
+    if lacking is not None and is_cache_narrow:
+        raise StartupError(
+            f"engine.kv_cache_dtype = {config.kv_cache_dtype} can't be served here: {lacking}"
+        )
     if lacking is not None:
         _log.warning("PyTorch's operators compute the model: much slower", reason=lacking)
         return None
@@ -110,7 +120,9 @@ def _load_cuda(
         checkpoint=checkpoint,
         model=model,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         quantization=asked,
         weights=weights,
+        has_stored=parse_float8(fields) is not None,
     )
     return load_cuda(wanted, on_progress)

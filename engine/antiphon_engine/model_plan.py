@@ -13,6 +13,7 @@ from antiphon_engine.api.errors import StartupError
 from antiphon_engine.checkpoint.shards import stored_kinds
 from antiphon_engine.cpu_topology import num_physical_cores
 from antiphon_engine.device import Device
+from antiphon_engine.kv_format import wide_kv_cache_dtype
 from antiphon_engine.model.base import LanguageModel, ModelRegistry
 from antiphon_engine.model.config import ModelConfig
 from antiphon_engine.model.partition import Partition
@@ -87,16 +88,17 @@ class ModelPlanner:
         """
         if self._device.is_cuda or self._config.cpu_kernels == _TORCH:
             where = "PyTorch's operators on cuda" if self._device.is_cuda else _BY_TORCH_ON_CPU
-            asked_quantization(self._config, BY_TORCH, where=where)
-            return self._plan_torch(model)
+            return self._plan_torch(model, where=where)
         if self._registry is not None:
-            asked_quantization(self._config, BY_TORCH, where="models of a registry")
-            return self._plan_torch(model)
-        asked = asked_quantization(self._config, ON_CPU, where="engine.device = cpu")
+            return self._plan_torch(model, where="models of a registry")
+        where = "engine.device = cpu"
+        asked = asked_quantization(self._config, ON_CPU, where=where)
+        wide_kv_cache_dtype(self._config, model_dtype(self._config, model), where=where)
         return self._plan_kernels(model, asked, stored_kinds(checkpoint))
 
-    def _plan_torch(self, model: ModelConfig) -> ModelPlan:
-        dtype = model_dtype(self._config, model)
+    def _plan_torch(self, model: ModelConfig, *, where: str) -> ModelPlan:
+        asked_quantization(self._config, BY_TORCH, where=where)
+        dtype = wide_kv_cache_dtype(self._config, model_dtype(self._config, model), where=where)
         registry = self._registry or default_registry()
         return ModelPlan(
             build=partial(registry.build, model, part=self._part, dtype=dtype),

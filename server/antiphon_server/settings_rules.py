@@ -96,6 +96,7 @@ RULES: Final[Mapping[str, Range | Choice]] = {
     ),
     "engine.quantization": Choice(("auto", "none", "int8", "int4", "fp8")),
     "engine.attention_backend": Choice(("auto", "triton", "flashinfer")),
+    "engine.kv_cache_dtype": Choice(("auto", "bfloat16", "float8_e4m3")),
     "engine.device": Choice(("cpu", "cuda")),
     "engine.num_threads": Range(0, 1024),
     "engine.max_context_tokens": _TOKENS,

@@ -1,10 +1,11 @@
-"""What 8-bit floats as weights change of a real model's predictions, by emulation on the CPU.
+"""What 8-bit floats change of a real model's predictions, by emulation on the CPU.
 
 Layers' matrices become what the kernels for CUDA make of them: e4m3 with a scale for each row,
 behind the norms that are multiplied in. `rows` rounds what is multiplied by them as well, each row
-by its own scale, as steps of more than 64 tokens do. All else is computed in float32, so that
-nothing but this rounding shows. The text is this repository's licence, read in windows; compared
-with is the same checkpoint unrounded.
+by its own scale, as steps of more than 64 tokens do. `cache` rounds keys, behind their rotation,
+and values, each head of each token by its own scale, as a KV cache of 8-bit floats does. All else
+is computed in float32, so that nothing but this rounding shows. The text is this repository's
+licence, read in windows; compared with is the same checkpoint unrounded.
 """
 
 import argparse
@@ -16,13 +17,16 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, AutoTokenizer, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from antiphon_engine.model.narrow import narrow_matrix
 from support.default_model import default_checkpoint, expanded_checkpoint
 from support.tiny_checkpoints import load_reference
 
 _WINDOW_TOKENS = 384
+_NARROW_CACHE = "narrow_cache"
 _TEXT = Path(__file__).parents[2] / "LICENSE"
 
 
@@ -64,6 +68,34 @@ def _rounder(columns: Tensor) -> Callable[[nn.Module, tuple[Tensor]], tuple[Tens
     return round_input
 
 
+def round_cache(model: PreTrainedModel) -> None:
+    """Has keys and values rounded before they are attended to."""
+    AttentionInterface.register(_NARROW_CACHE, attend_rounded)
+    AttentionMaskInterface.register(_NARROW_CACHE, sdpa_mask)
+    model.set_attn_implementation(_NARROW_CACHE)
+
+
+def attend_rounded(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: object,
+) -> tuple[Tensor, None]:
+    """Returns attention to keys and values [batch, heads, tokens, D] as 8-bit floats."""
+    key, value = (rounded(heads.flatten(0, -2)).view(heads.shape) for heads in (key, value))
+    found: tuple[Tensor, None] = sdpa_attention_forward(
+        module, query, key, value, attention_mask, **options
+    )
+    return found
+
+
+def keep_cache(model: PreTrainedModel) -> None:
+    """Takes `round_cache` back."""
+    model.set_attn_implementation("sdpa")
+
+
 def read_text(model: PreTrainedModel, windows: Tensor) -> tuple[Tensor, float]:
     """Returns logits behind every token but each window's last, and the text's perplexity."""
     logits = torch.cat([model(window[None]).logits[0, :-1] for window in windows])
@@ -86,8 +118,15 @@ def main() -> None:
         model = load_reference(checkpoint)
         exact, perplexity = read_text(model, windows)
         print(f"unrounded: perplexity {perplexity:.4f}, {len(exact)} positions", flush=True)
-        for name, change in (("weights", round_weights), ("weights and rows", round_rows)):
-            change(model)
+        for name, *changes in (
+            ("cache", round_cache),
+            ("weights", keep_cache, round_weights),
+            ("weights and cache", round_cache),
+            ("weights and rows", keep_cache, round_rows),
+            ("weights, rows and cache", round_cache),
+        ):
+            for change in changes:
+                change(model)
             logits, other = read_text(model, windows)
             found[name] = {
                 "logit_error": round(float((logits - exact).norm() / exact.norm()), 4),

@@ -19,6 +19,8 @@ def product(case: Product, x: Tensor, y: Tensor) -> Tensor:
     x = x.float()
     if case.norm_epsilon is not None:
         x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + case.norm_epsilon)
+    if case.columns_K is not None:
+        x = x * case.columns_K.float()
     sums = x @ case.weight_NK.float().t()
     if case.bias_N is not None:
         sums = sums + case.bias_N.float()
@@ -66,3 +68,35 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, *, context: int) -> Tenso
 def gathered(pool: Tensor, table: Tensor, num_tokens: int) -> Tensor:
     """Returns the first tokens of a row of the cache: [tokens, heads, D]."""
     return pool[table.long()].flatten(0, 1)[:num_tokens]
+
+
+def narrowed(heads: Tensor) -> Tensor:
+    """Returns what a cache of 8-bit floats makes of heads: [..., D]."""
+    values, scales = _narrow(heads)
+    return values.float() * scales
+
+
+def narrow_pool(pool: Tensor) -> Tensor:
+    """Returns blocks as a cache of 8-bit floats holds them: int16 [P, block, K, D / 2 + 2]."""
+    values, scales = _narrow(pool)
+    by_head = scales.squeeze(-1).transpose(1, 2).contiguous()
+    sides = (values.view(torch.uint8).flatten(1), by_head.flatten(1).view(torch.uint8))
+    block = torch.cat(sides, 1).view(torch.int16)
+    return block.view(*pool.shape[:3], pool.shape[3] // 2 + 2)
+
+
+def widened_pool(pool: Tensor) -> Tensor:
+    """Returns what `narrow_pool`'s blocks stand for: float32 [P, block, K, D]."""
+    num_blocks, block_tokens, num_heads, size = pool.shape
+    head_dim = 2 * size - 4
+    stored = pool.flatten(1).view(torch.uint8)
+    num_values = block_tokens * num_heads * head_dim
+    values = stored[:, :num_values].contiguous().view(torch.float8_e4m3fn)
+    scales = stored[:, num_values:].contiguous().view(torch.float32)
+    by_token = scales.view(num_blocks, num_heads, block_tokens).transpose(1, 2)
+    return values.float().view(num_blocks, block_tokens, num_heads, head_dim) * by_token[..., None]
+
+
+def _narrow(heads: Tensor) -> tuple[Tensor, Tensor]:
+    scales = heads.float().abs().amax(-1, keepdim=True).clamp(min=1e-12) / 448.0
+    return (heads.float() / scales).to(torch.float8_e4m3fn), scales

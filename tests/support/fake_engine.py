@@ -31,6 +31,7 @@ FACTS = Ready(
     device="cpu",
     dtype="float32",
     quantization="",
+    kv_cache_dtype="float32",
     vocabulary_size=1024,
     context_tokens=256,
     kv_cache_tokens=4096,

@@ -91,6 +91,7 @@ class FakeEngineLoop:
             device="cpu",
             dtype="float32",
             quantization="",
+            kv_cache_dtype="float32",
             vocabulary_size=behaviour.vocabulary_size,
             context_tokens=shape.context_tokens,
             kv_cache_tokens=shape.kv_cache_tokens,

@@ -50,6 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how weights are kept: auto (as the model has them), none, int8, int4 or fp8 (cuda)",
     )
     parser.add_argument(
+        "--kv-cache-dtype",
+        metavar="DTYPE",
+        help="what the KV cache holds: auto (as --dtype), bfloat16 or float8_e4m3 (cuda)",
+    )
+    parser.add_argument(
         "--workloads",
         type=_names,
         default=_WORKLOADS,
@@ -126,6 +131,8 @@ def _sets(arguments: argparse.Namespace) -> list[str]:
         sets.append(f"engine.dtype={arguments.dtype}")
     if arguments.quantization is not None:
         sets.append(f"engine.quantization={arguments.quantization}")
+    if arguments.kv_cache_dtype is not None:
+        sets.append(f"engine.kv_cache_dtype={arguments.kv_cache_dtype}")
     return sets + list(arguments.set)
 
 

@@ -34,6 +34,7 @@ _SETTING_OF: Final = {
     "device": "engine.device",
     "dtype": "engine.dtype",
     "quantization": "engine.quantization",
+    "kv_cache_dtype": "engine.kv_cache_dtype",
 }
 
 
@@ -63,6 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--quantization",
         metavar="KIND",
         help="how weights are kept: auto (as the model has them), none, int8, int4 or fp8 (cuda)",
+    )
+    parser.add_argument(
+        "--kv-cache-dtype",
+        metavar="DTYPE",
+        help="what the KV cache holds: auto (as --dtype), bfloat16 or float8_e4m3 (cuda)",
     )
     parser.add_argument(
         "--insecure",

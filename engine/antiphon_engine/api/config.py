@@ -35,6 +35,9 @@ class EngineConfig:
     """Threads of the device's computations; 0: one per physical core that the process may use."""
     max_context_tokens: int = 0
     """Prompt and output together; 0: the checkpoint's, or as much as the KV cache holds if less."""
+    kv_cache_dtype: str = "auto"
+    """Element type of the KV cache: auto (dtype's), bfloat16 where that is dtype's, or on cuda
+    float8_e4m3, 8-bit floats with a scale for each head of each token: almost twice the tokens."""
     kv_cache_tokens: int = 0
     """Tokens of KV cache; 0: from kv_cache_bytes."""
     kv_cache_bytes: int = 0

@@ -277,6 +277,7 @@ class Ready(_Message, frozen=True, kw_only=True):
     device: str
     dtype: str
     quantization: str
+    kv_cache_dtype: str
     vocabulary_size: int
     """Rows of the output matrix; may exceed the tokenizer's."""
     context_tokens: int

@@ -63,6 +63,15 @@ def find_shards(directory: Path) -> Shards:
     return Shards(files=files, size_bytes=size_bytes, kinds=kinds, float8=float8)
 
 
+def names_of_type(shards: Shards, dtype: str) -> set[str]:
+    """Returns the tensors that are stored as a type, by what safetensors files call it."""
+    names: set[str] = set()
+    for path, held in shards.by_file().items():
+        with safe_open(path, framework="np") as file:
+            names |= {name for name in held if file.get_slice(name).get_dtype() == dtype}
+    return names
+
+
 def stored_kinds(directory: Path) -> dict[str, str]:
     """Returns the GGML types of a checkpoint's tensors in blocks, by name.
 

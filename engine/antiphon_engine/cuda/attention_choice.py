@@ -21,8 +21,9 @@ from antiphon_engine.cuda.flashinfer_library import (
 from antiphon_engine.cuda.kernels.paged_attention import Heads
 from antiphon_engine.cuda.measured_choices import MeasuredChoices, attention_choices
 from antiphon_engine.cuda.step_attention import AttentionMaker
-from antiphon_engine.cuda.triton_attention import TRITON, TritonBackend
+from antiphon_engine.cuda.triton_attention import TRITON, TritonBackend, TritonOptions
 from antiphon_engine.device import Device
+from antiphon_engine.kv_tensors import NARROW
 
 _log = structlog.get_logger(__name__)
 
@@ -48,9 +49,10 @@ def make_attention(
 ) -> AttentionMaker:
     """Returns what makes the attention of steps. Raises StartupError as `open_backends`."""
     max_rows, is_fixed = needs.max_rows, needs.is_fixed
-    own = TritonBackend.allocate(
-        heads, max_rows=max_rows, is_fixed=is_fixed, overlap=overlap, device=device
+    options = TritonOptions(
+        is_fixed=is_fixed, overlap=overlap, is_narrow=needs.shape.kv_dtype is NARROW
     )
+    own = TritonBackend.allocate(heads, options, max_rows=max_rows, device=device)
     backends = open_backends(needs, own, Device(device.type))
     return AttentionMaker.allocate(backends, max_rows=max_rows, is_fixed=is_fixed, device=device)
 

@@ -7,6 +7,7 @@ from typing import Final
 import torch
 
 from antiphon_engine.cuda.kernels.paged_attention import PagedConfig
+from antiphon_engine.cuda.kernels.prefill_attention import PrefillConfig
 from antiphon_engine.cuda.kernels.products import Product, ProductConfig, can_scale_blocks
 from antiphon_engine.cuda.kernels.spread_attention import SpreadConfig
 
@@ -107,12 +108,25 @@ def paged_config(num_rows: int) -> PagedConfig:
     return PagedConfig(max_splits=8, min_split_tokens=320, block_tokens=128)
 
 
-def spread_config(device: torch.device) -> SpreadConfig:
-    """Returns how the attention of `SPREAD_ROWS` and more is divided: as many programs as fit."""
+def prefill_config(*, is_narrow: bool, is_fixed: bool) -> PrefillConfig:
+    """Returns how the attention of chunks is divided; `is_narrow`: over 8-bit floats."""
+    if is_narrow:
+        # They are widened in registers, of which larger tiles take too many.
+        return PrefillConfig(block_tokens=64, num_stages=2, one_loop=is_fixed)
+    return PrefillConfig(one_loop=is_fixed)
+
+
+def spread_config(device: torch.device, *, is_narrow: bool = False) -> SpreadConfig:
+    """Returns how the attention of `SPREAD_ROWS` and more is divided: as many programs as fit.
+
+    Of 8-bit floats, twice as many tokens may be under way in as many bytes.
+    """
     if device.type != "cuda":
         return SpreadConfig(num_programs=_INTERPRETED_PROGRAMS)
     num_multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    return SpreadConfig(num_programs=_PROGRAMS_AT_ONCE * num_multiprocessors)
+    return SpreadConfig(
+        num_programs=_PROGRAMS_AT_ONCE * num_multiprocessors, num_stages=5 if is_narrow else 3
+    )
 
 
 def _config(tile: tuple[int, int, int, int, int], *, one_row: bool = False) -> ProductConfig:
@@ -168,4 +182,6 @@ def model_key(
         parts += [kind, *product.weight_NK.shape, product.weight_NK.dtype, is_plain]
         if product.is_block_scaled:
             parts.append("blocks")
+        if product.columns_K is not None:
+            parts.append("columns")
     return hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()[:16]

@@ -19,6 +19,7 @@ from antiphon_engine.device import Device
 from antiphon_engine.engine_process import LoadedModel, ModelFacts
 from antiphon_engine.executor import WeightOrigin
 from antiphon_engine.kv_copies import make_copier, staged_blocks
+from antiphon_engine.kv_format import dtype_name
 from antiphon_engine.kv_tensors import HostKv, KvLayout, KvTensors
 from antiphon_engine.model.config import ModelConfig
 from antiphon_engine.model.partition import Partition
@@ -39,14 +40,23 @@ class CudaLoad:
     checkpoint: Path
     model: ModelConfig
     dtype: torch.dtype
+    kv_dtype: torch.dtype
+    """Of the cache's elements."""
     quantization: Quantization
     """One that the kernels know."""
     weights: WeightOrigin
+    has_stored: bool = False
+    """Whether the checkpoint has matrices as 8-bit floats."""
 
     @property
     def narrow_weights(self) -> bool:
         """Whether layers' matrices are kept as 8-bit floats."""
         return self.quantization is Quantization.FP8
+
+    @property
+    def keeps_stored(self) -> bool:
+        """Whether what the checkpoint has as 8-bit floats stays so."""
+        return self.has_stored and self.quantization is not Quantization.NONE
 
     @property
     def context_tokens(self) -> int:
@@ -72,6 +82,7 @@ class _Loader:
         self._on_progress = on_progress
         self._device = Device.open("cuda")
         self._model: GraphModel | None = None
+        self._is_narrow = False
         self._probe: CudaExecutor | None = None
 
     def load(self) -> LoadedModel:
@@ -111,8 +122,9 @@ class _Loader:
             draws=executor.draws,
             facts=ModelFacts(
                 architecture=model.architecture,
-                dtype=str(self._wanted.dtype).removeprefix("torch."),
-                quantization=str(Quantization.FP8) if self._wanted.narrow_weights else "",
+                dtype=dtype_name(self._wanted.dtype),
+                quantization=str(Quantization.FP8) if self._is_narrow else "",
+                kv_cache_dtype=dtype_name(self._wanted.kv_dtype),
                 vocabulary_size=model.vocabulary_size,
                 context_tokens=memory.context_tokens,
                 num_blocks=memory.num_blocks,
@@ -131,18 +143,20 @@ class _Loader:
             block_tokens=config.block_tokens,
             attention_backend=config.attention_backend,
             narrow_weights=wanted.narrow_weights,
+            kv_dtype=wanted.kv_dtype,
+            keeps_stored=wanted.keeps_stored,
             deterministic=config.deterministic,
             cache_dir=wanted.weights.cache_dir,
         )
         with self._device.torch_device:
-            model: GraphModel = CudaTransformer(
+            model = CudaTransformer(
                 wanted.model, part=Partition(), dtype=wanted.dtype, settings=settings
             )
         if wanted.weights.random_seed is None:
             model.load(wanted.checkpoint, on_progress=self._on_progress)
         else:
             model.load_random(wanted.weights.random_seed, on_progress=self._on_progress)
-        self._model = model
+        self._model, self._is_narrow = model, model.is_narrow
         # What weights were before they were quantized is memory for the cache.
         torch.cuda.empty_cache()
 
@@ -181,6 +195,6 @@ class _Loader:
             block_tokens=self._config.block_tokens,
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
-            dtype=self._wanted.dtype,
+            dtype=self._wanted.kv_dtype,
             num_host_blocks=num_host_blocks,
         )

@@ -116,7 +116,14 @@ def _multiply_many_narrow(
     narrow_TK = scratch.narrow_TW.view(-1)[: num_rows * num_in].view(num_rows, num_in)
     narrow_TK = narrow_TK.view(torch.float8_e4m3fn)
     scale_T = scratch.narrow_scale_T
-    narrow_rows(x_TK, narrow_TK, scale_T, norm_epsilon=product.norm_epsilon, overlap=overlap)
+    narrow_rows(
+        x_TK,
+        narrow_TK,
+        scale_T,
+        columns_K=product.columns_K,
+        norm_epsilon=product.norm_epsilon,
+        overlap=overlap,
+    )
     plain_TN = scratch.gate_up_TF2 if product.is_gate_up else y_TN
     if product.is_added:
         plain_TN = scratch.normed_TH

@@ -28,11 +28,14 @@ from antiphon_engine.cuda.step_attention import AttentionMaker
 from antiphon_engine.cuda.step_buffers import StepBuffers
 from antiphon_engine.cuda.step_products import ROW_BOUNDS, ProductRunner, row_bound
 from antiphon_engine.cuda.step_rows import DecodeRows, HostRows, MixedRows
+from antiphon_engine.cuda.stored_weights import SourceLoader, StoredMatrix
+from antiphon_engine.cuda.supported_models import supports
 from antiphon_engine.cuda.triton_attention import TRITON
 from antiphon_engine.cuda.weights import CudaWeights, take_weights
 from antiphon_engine.kv_tensors import KvTensors
 from antiphon_engine.model.batch import StepBatch
 from antiphon_engine.model.config import ModelConfig
+from antiphon_engine.model.linear import Linear
 from antiphon_engine.model.partition import Partition
 from antiphon_engine.model.rope import rope_frequencies
 from antiphon_engine.model.transformer import Transformer
@@ -42,8 +45,6 @@ QKV, OUTPUT, GATE_UP, DOWN, HEAD = "qkv", "output", "gate_up", "down", "head"
 
 _MEASURED_CONTEXT: Final = 1024
 """Tokens of each row of the steps that are measured."""
-_NARROW_MULTIPLE: Final = 32
-"""What sizes are multiples of where weights are 8-bit floats: rows of 32 bytes are read whole."""
 _NUM_PARTIALS: Final = 16 << 20
 """Partial sums that programs may leave for each other: 64 MiB."""
 
@@ -64,34 +65,16 @@ class CudaSettings:
     """What attends to chunks, as `engine.attention_backend` has it."""
     narrow_weights: bool = False
     """Whether layers' matrices are kept as 8-bit floats (e4m3), a scale for each row."""
+    kv_dtype: torch.dtype | None = None
+    """Of the cache's elements; None: what the model computes in."""
+    keeps_stored: bool = False
+    """Whether those that a checkpoint has as 8-bit floats stay as it has them."""
     deterministic: bool = False
     """Whether a token's numbers are its own, whatever is computed beside it; slower."""
     overlap: bool = True
     """Whether kernels start before those in front of them have ended."""
     cache_dir: Path | None = None
     """Where measured choices are kept; None: nowhere."""
-
-
-def supports(
-    config: ModelConfig, dtype: torch.dtype, *, narrow_weights: bool = False
-) -> str | None:
-    """Returns why the kernels can't compute a model, None where they can.
-
-    Args:
-        config: The model's shape.
-        dtype: The type that it computes in.
-        narrow_weights: Whether with 8-bit floats as weights.
-    """
-    head_dim = config.head_dim
-    if head_dim & (head_dim - 1) or not 16 <= head_dim <= 256:
-        return f"heads of {head_dim} features: a power of two from 16 to 256 is supported"
-    if dtype not in (torch.bfloat16, torch.float32):
-        return f"type {dtype}: bfloat16 and float32 are supported"
-    sizes = (config.hidden_size, config.num_heads * head_dim, config.intermediate_size)
-    odd = next((size for size in sizes if size % _NARROW_MULTIPLE), None)
-    if narrow_weights and odd is not None:
-        return f"matrices with {odd} columns: for fp8 multiples of {_NARROW_MULTIPLE} are supported"
-    return None
 
 
 class CudaTransformer:
@@ -110,7 +93,9 @@ class CudaTransformer:
         self._config = config
         self._settings = settings
         self._device = torch.get_default_device()
-        self._source: Transformer | None = Transformer(config, part=part, dtype=dtype)
+        with torch.device("meta"):
+            # Weights that a checkpoint has in fewer bytes never take more.
+            self._source: Transformer | None = Transformer(config, part=part, dtype=dtype)
         self._loaded: _Loaded | None = None
         self._kv: KvTensors | None = None
         num_tokens = max(settings.max_step_tokens, settings.max_rows, settings.max_logits)
@@ -119,7 +104,7 @@ class CudaTransformer:
             num_tokens=num_tokens,
             dtype=dtype,
             device=self._device,
-            is_narrow=settings.narrow_weights,
+            is_narrow=settings.narrow_weights or settings.keeps_stored,
         )
         self._logits_SV = torch.empty(
             (settings.max_logits, config.vocabulary_size), dtype=torch.float32, device=self._device
@@ -133,14 +118,17 @@ class CudaTransformer:
     def load(self, checkpoint: Path, *, on_progress: OnProgress) -> None:
         """Reads the weights. Raises StartupError where they aren't exactly the model's."""
         assert self._source is not None
-        self._source.load(checkpoint, on_progress=on_progress)
-        self._take_weights()
+        keeps_stored = self._settings.keeps_stored
+        loader = SourceLoader(source=self._source, config=self._config, device=self._device)
+        stored = loader.load(checkpoint, keeps_stored=keeps_stored, on_progress=on_progress)
+        self._take_weights(stored)
 
     def load_random(self, seed: int, *, on_progress: OnProgress) -> None:
         """See LanguageModel."""
         assert self._source is not None
+        SourceLoader(source=self._source, config=self._config, device=self._device).give_memory()
         self._source.load_random(seed, on_progress=on_progress)
-        self._take_weights()
+        self._take_weights({})
 
     def bind(self, kv: KvTensors) -> None:
         """Takes the cache that later calls read and write; what was captured has the old one."""
@@ -218,6 +206,12 @@ class CudaTransformer:
         return None
 
     @property
+    def is_narrow(self) -> bool:
+        """Whether any of the layers' matrices are 8-bit floats."""
+        layers = self._parts.weights.layers
+        return any(product.is_narrow for layer in layers for product in layer.products())
+
+    @property
     def _parts(self) -> "_Loaded":
         assert self._loaded is not None, "the weights come first"
         return self._loaded
@@ -277,9 +271,11 @@ class CudaTransformer:
         shape, cache_dir = self._attention_shape(heads), settings.cache_dir
         tune_attention(parts.attention, shape, timer, cache_dir=cache_dir)
 
-    def _take_weights(self) -> None:
+    def _take_weights(self, stored: dict[Linear, StoredMatrix]) -> None:
         assert self._source is not None
-        weights = take_weights(self._source, self._config, is_narrow=self._settings.narrow_weights)
+        weights = take_weights(
+            self._source, self._config, is_narrow=self._settings.narrow_weights, stored=stored
+        )
         self._source = None
         heads = _heads(self._config, weights, self._settings.context_tokens, self._device)
         needs = AttentionNeeds(
@@ -298,9 +294,12 @@ class CudaTransformer:
             }
 
     def _attention_shape(self, heads: Heads) -> AttentionShape:
-        dtype = self._buffers.qkv_TQ.dtype
+        dtype, settings = self._buffers.qkv_TQ.dtype, self._settings
         return AttentionShape.of(
-            heads, block_tokens=self._settings.block_tokens, dtype=dtype, kv_dtype=dtype
+            heads,
+            block_tokens=settings.block_tokens,
+            dtype=dtype,
+            kv_dtype=settings.kv_dtype or dtype,
         )
 
     def _product_kinds(self) -> dict[str, list[Product]]:

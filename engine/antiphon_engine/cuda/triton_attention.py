@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 from antiphon_engine.cuda.attention_backend import Cache, ChunkRows, StepAttention
-from antiphon_engine.cuda.choices import SPREAD_ROWS, paged_config, spread_config
+from antiphon_engine.cuda.choices import SPREAD_ROWS, paged_config, prefill_config, spread_config
 from antiphon_engine.cuda.kernels.paged_attention import (
     Heads,
     PagedRows,
@@ -98,31 +98,40 @@ class RowsAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TritonBackend:
-    """An AttentionBackend of heads of 16 to 256 features, in any groups and blocks.
+class TritonOptions:
+    """In which way the own kernels attend."""
 
-    `is_fixed`: a token's numbers don't depend on what is beside it, where all rows are chunks.
-    """
+    is_fixed: bool
+    """Whether a token's numbers don't depend on what is beside it, where all rows are chunks."""
+    overlap: bool
+    """Whether kernels start before those in front of them have ended."""
+    is_narrow: bool = False
+    """Whether keys and values are 8-bit floats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonBackend:
+    """An AttentionBackend of heads of 16 to 256 features, in any groups and blocks."""
 
     heads: Heads
     """Of any layer."""
+    options: TritonOptions
     workspace: PagedWorkspace
     spread_config: SpreadConfig
     spread_workspace: SpreadWorkspace
-    is_fixed: bool
-    overlap: bool
 
     @classmethod
     def allocate(
-        cls, heads: Heads, *, max_rows: int, is_fixed: bool, overlap: bool, device: torch.device
+        cls, heads: Heads, options: TritonOptions, *, max_rows: int, device: torch.device
     ) -> "TritonBackend":
         """Returns a backend for steps of up to so many rows of one token."""
         num_row_splits = max(
             num_rows * paged_config(num_rows).max_splits for num_rows in range(1, SPREAD_ROWS)
         )
-        spread = spread_config(device)
+        spread = spread_config(device, is_narrow=options.is_narrow)
         return cls(
             heads=heads,
+            options=options,
             workspace=PagedWorkspace.allocate(
                 heads, num_row_splits=num_row_splits, num_rows=max_rows, device=device
             ),
@@ -130,8 +139,6 @@ class TritonBackend:
             spread_workspace=SpreadWorkspace.allocate(
                 heads, spread, num_rows=max_rows, device=device
             ),
-            is_fixed=is_fixed,
-            overlap=overlap,
         )
 
     @property
@@ -147,8 +154,9 @@ class TritonBackend:
 
     def for_decodes(self, rows: PagedRows) -> StepAttention:
         """See AttentionBackend."""
+        overlap = self.options.overlap
         if len(rows.positions_B) < SPREAD_ROWS:
-            return PagedAttention(rows=rows, workspace=self.workspace, overlap=self.overlap)
+            return PagedAttention(rows=rows, workspace=self.workspace, overlap=overlap)
         plan_rows(
             rows.positions_B,
             heads=self.heads,
@@ -159,9 +167,10 @@ class TritonBackend:
             rows=rows,
             config=self.spread_config,
             workspace=self.spread_workspace,
-            overlap=self.overlap,
+            overlap=overlap,
         )
 
     def for_chunks(self, chunks: ChunkRows) -> StepAttention:
         """See AttentionBackend."""
-        return RowsAttention(chunks=chunks, config=PrefillConfig(one_loop=self.is_fixed))
+        config = prefill_config(is_narrow=self.options.is_narrow, is_fixed=self.options.is_fixed)
+        return RowsAttention(chunks=chunks, config=config)

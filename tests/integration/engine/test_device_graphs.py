@@ -75,6 +75,28 @@ def test_greedy_tokens_are_the_references(told, settings):
     assert (model.executor.num_replays > 0) == config.cuda_graphs
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"chunk_tokens": 16},
+        {"prefix_reuse": False},
+        {"max_rows": 3},
+        {"fault_pause_every": 5},
+        {"kv_cache_tokens": 480, "host_cache_bytes": 1 << 24},
+    ],
+    ids=str,
+)
+def test_narrow_cache_gives_the_same_tokens_however_it_is_filled(tmp_path, settings):
+    checkpoint = make_checkpoint(tmp_path / "model", TinyModel(family="qwen3", head_dim=32))
+    config = replace(CONFIG, kv_cache_dtype="float8_e4m3")
+    expected, _, _ = run_loop(config, checkpoint, plain_only=True)
+
+    tokens, stats, _ = run_loop(replace(config, **settings), checkpoint, plain_only=True)
+
+    assert tokens == expected
+    assert (stats.num_preemptions_total > 0) == ("fault_pause_every" in settings)
+
+
 @contextmanager
 def no_waiting() -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("error")

@@ -7,6 +7,8 @@ Weights lie in pairs: a span of features is followed in memory, byte by byte, by
 a program loads pairs as 16-bit integers, which the matrix instructions' layouts are made for, and
 takes them apart into two tiles of features in order, without moving bytes between threads.
 
+Weights are the left operand: they have the more rows of the two.
+
 Shape suffixes: M rows, K input features, P pairs of them, N output features; a gate-up pair has 2N.
 """
 
@@ -17,6 +19,7 @@ from torch import Tensor
 from triton import jit
 from triton import language as tl
 
+from antiphon_engine.cuda.kernels.narrow_pairs import first_of, second_of
 from antiphon_engine.cuda.kernels.product_parts import (
     finish_product,
     load_bias,
@@ -53,55 +56,13 @@ def deinterleave(weight_NK: Tensor) -> Tensor:
 
 
 @jit
-def _first_of(pairs, like, FAST: tl.constexpr):
-    """Returns the first feature of each pair, in the type of `like`.
-
-    From e4m3 to bfloat16 quickly: sign, exponent and mantissa are moved to their places there, and
-    the exponents' biases differ by 120. Subnormal weights come out right; NaN doesn't, and isn't
-    loaded.
-    """
-    if FAST:
-        return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 high, moved, power;
-            mov.b32 power, 0x7b807b80;
-            shl.b32 high, $1, 8;
-            shl.b32 moved, $1, 4;
-            and.b32 moved, moved, 0x07f007f0;
-            lop3.b32 high, high, 0x80008000, moved, 0xea;
-            mul.rn.bf16x2 $0, high, power;
-            }""",
-            "=r,r", [pairs], dtype=tl.bfloat16, is_pure=True, pack=2,
-        )  # fmt: skip
-    return (pairs & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(like.dtype)
-
-
-@jit
-def _second_of(pairs, like, FAST: tl.constexpr):
-    """As `_first_of`, for the second."""
-    if FAST:
-        return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 high, moved, power;
-            mov.b32 power, 0x7b807b80;
-            shr.b32 moved, $1, 4;
-            and.b32 moved, moved, 0x07f007f0;
-            lop3.b32 high, $1, 0x80008000, moved, 0xea;
-            mul.rn.bf16x2 $0, high, power;
-            }""",
-            "=r,r", [pairs], dtype=tl.bfloat16, is_pure=True, pack=2,
-        )  # fmt: skip
-    return ((pairs >> 8) & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(like.dtype)
-
-
-@jit
 def _add_tile(sums, pairs, first, second, block_scale, SCALE: tl.constexpr, FAST: tl.constexpr):
     """Returns sums with a tile's products added; the tile lies in one block of scales, if any."""
     part = sums
     if SCALE > 1:
         part = tl.zeros_like(sums)
-    part = tl.dot(_first_of(pairs, first, FAST), first, part, input_precision="ieee")
-    part = tl.dot(_second_of(pairs, second, FAST), second, part, input_precision="ieee")
+    part = tl.dot(first_of(pairs, first, FAST), first, part, input_precision="ieee")
+    part = tl.dot(second_of(pairs, second, FAST), second, part, input_precision="ieee")
     if SCALE > 1:
         part = sums + part * tl.load(block_scale)
     return part
@@ -162,18 +123,27 @@ def _first_features(at, pair, BLOCK_P: tl.constexpr, SPAN: tl.constexpr):
     return features
 
 
+@jit
+def _times_columns(
+    first, second, places, mask, SPAN: tl.constexpr, COLUMNS: tl.constexpr, MASKED: tl.constexpr
+):
+    """Returns both features of rows' pairs times what stands at these places, if anything does."""
+    if COLUMNS:
+        first *= load_tile(places, mask, MASKED)[:, None]
+        second *= load_tile(places + SPAN, mask, MASKED)[:, None]
+    return first, second
+
+
 @jit(do_not_specialize=["M"])
 def narrow_rows_kernel(
-    x, w, bias, scale, y, partials, arrivals, M, N, P, epsilon,
+    x, w, columns, bias, scale, y, partials, arrivals, M, N, P, epsilon,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, STAGES: tl.constexpr,
-    SPLITS: tl.constexpr, NORM: tl.constexpr, GATE_UP: tl.constexpr, ADD: tl.constexpr,
-    BIAS: tl.constexpr, SCALE: tl.constexpr, SPAN: tl.constexpr, EVEN_N: tl.constexpr,
-    EVEN_P: tl.constexpr, FAST: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
+    SPLITS: tl.constexpr, NORM: tl.constexpr, COLUMNS: tl.constexpr, GATE_UP: tl.constexpr,
+    ADD: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, SPAN: tl.constexpr,
+    EVEN_N: tl.constexpr, EVEN_P: tl.constexpr, FAST: tl.constexpr, OVERLAP: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ):  # fmt: skip
-    """Grid: tiles of rows, tiles of output features, splits. Weights are the left operand.
-
-    SCALE is 1 for scales of rows, the features of a block for scales of blocks.
-    """
+    """Grid: tiles of rows, of output features, splits. SCALE: features of a scale, or 1."""
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     feature = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     pair = tl.arange(0, BLOCK_P)
@@ -194,19 +164,20 @@ def narrow_rows_kernel(
         first_pair, tl.minimum(first_pair + per_split, P), BLOCK_P, num_stages=STAGES
     ):
         is_in = is_feature[:, None] & (at + pair < P)[None, :]
-        is_x = is_row[None, :]
-        if not EVEN_P:
-            is_x = is_x & (at + pair < P)[:, None]
+        is_x = is_row[None, :] if EVEN_P else is_row[None, :] & (at + pair < P)[:, None]
         place = _first_features(at, pair, BLOCK_P, SPAN)
         first = tl.load(rows + place[:, None], mask=is_x, other=0.0)
         second = tl.load(rows + SPAN + place[:, None], mask=is_x, other=0.0)
+        low, high = _times_columns(
+            first, second, columns + place, at + pair < P, SPAN, COLUMNS, not EVEN_P
+        )
         block_scale = block_scales + 2 * at // SCALE
         w_pairs = load_tile(weights + at, is_in, not (EVEN_N and EVEN_P))
-        sums = _add_tile(sums, w_pairs, first, second, block_scale, SCALE, FAST)
+        sums = _add_tile(sums, w_pairs, low, high, block_scale, SCALE, FAST)
         if GATE_UP:
             up_pairs = load_tile(up + at, is_in, not (EVEN_N and EVEN_P))
             block_scale += num_blocks
-            up_sums = _add_tile(up_sums, up_pairs, first, second, block_scale, SCALE, FAST)
+            up_sums = _add_tile(up_sums, up_pairs, low, high, block_scale, SCALE, FAST)
         if NORM:
             wide, other = first.to(tl.float32), second.to(tl.float32)
             squares += wide * wide + other * other
@@ -289,11 +260,12 @@ def _block_scales_of(places, mask, SCALE: tl.constexpr):
 
 @jit(do_not_specialize=["M"])
 def narrow_row_kernel(
-    x, w, bias, scale, y, partials, arrivals, M, N, P, epsilon,
+    x, w, columns, bias, scale, y, partials, arrivals, M, N, P, epsilon,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, STAGES: tl.constexpr,
-    SPLITS: tl.constexpr, NORM: tl.constexpr, GATE_UP: tl.constexpr, ADD: tl.constexpr,
-    BIAS: tl.constexpr, SCALE: tl.constexpr, SPAN: tl.constexpr, EVEN_N: tl.constexpr,
-    EVEN_P: tl.constexpr, FAST: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
+    SPLITS: tl.constexpr, NORM: tl.constexpr, COLUMNS: tl.constexpr, GATE_UP: tl.constexpr,
+    ADD: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, SPAN: tl.constexpr,
+    EVEN_N: tl.constexpr, EVEN_P: tl.constexpr, FAST: tl.constexpr, OVERLAP: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """As `narrow_rows_kernel`, for one row: products are summed at the end of the loop only."""
     feature = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -318,6 +290,9 @@ def narrow_row_kernel(
         second = load_tile(x + SPAN + place, is_pair, not EVEN_P).to(tl.float32)
         if NORM:
             squares += first * first + second * second
+        if COLUMNS:
+            first *= load_tile(columns + place, is_pair, not EVEN_P).to(tl.float32)
+            second *= load_tile(columns + SPAN + place, is_pair, not EVEN_P).to(tl.float32)
         block_scale = block_scales + place // SCALE
         w_pairs = load_tile(weights + at, is_in, not (EVEN_N and EVEN_P))
         factor = _block_scales_of(block_scale, is_pair, SCALE)

@@ -3,8 +3,6 @@
 Shape suffixes: T rows, K features.
 """
 
-from typing import Final
-
 import torch
 from torch import Tensor
 from triton import jit, next_power_of_2
@@ -15,12 +13,8 @@ from antiphon_engine.cuda.kernels.launching import (
     let_next_start,
     wait_for_previous,
 )
+from antiphon_engine.cuda.kernels.narrow_pairs import LARGEST, LEAST, pairs_of
 from antiphon_engine.cuda.kernels.narrow_products import pair_span
-
-LARGEST: Final = 448.0
-"""The largest e4m3."""
-_LEAST: Final = 1e-12
-"""What a row's largest value counts as at least, so that rows of zeros have a scale."""
 
 
 def narrow_rows(
@@ -28,6 +22,7 @@ def narrow_rows(
     out_TK: Tensor,
     scale_T: Tensor,
     *,
+    columns_K: Tensor | None = None,
     norm_epsilon: float | None = None,
     overlap: bool = False,
 ) -> None:
@@ -37,17 +32,20 @@ def narrow_rows(
         x_TK: The rows, K a multiple of two.
         out_TK: e4m3, what they become.
         scale_T: float32, what each is multiplied by to come back.
+        columns_K: What features are multiplied by first; None: by nothing.
         norm_epsilon: The scale also divides by the row's root mean square; None: it doesn't.
         overlap: Whether the kernel may start before the one in front of it has ended.
     """
     num_rows, size = x_TK.shape
     _narrow_rows_kernel[(num_rows,)](
-        x_TK, out_TK.view(torch.int16), scale_T, size // 2, norm_epsilon or 0.0,
+        x_TK, x_TK if columns_K is None else columns_K, out_TK.view(torch.int16), scale_T,
+        size // 2, norm_epsilon or 0.0,
         BLOCK=next_power_of_2(size // 2),
         SPAN=pair_span(size),
         NORM=norm_epsilon is not None,
+        COLUMNS=columns_K is not None,
         LARGEST=LARGEST,
-        LEAST=_LEAST,
+        LEAST=LEAST,
         OVERLAP=overlap,
         num_warps=4 if size <= 4096 else 8,
         **launch_options(overlap=overlap),
@@ -56,36 +54,30 @@ def narrow_rows(
 
 @jit
 def _narrow_rows_kernel(
-    x, out, scale, P, epsilon,
-    BLOCK: tl.constexpr, SPAN: tl.constexpr, NORM: tl.constexpr, LARGEST: tl.constexpr,
-    LEAST: tl.constexpr, OVERLAP: tl.constexpr,
+    x, columns, out, scale, P, epsilon,
+    BLOCK: tl.constexpr, SPAN: tl.constexpr, NORM: tl.constexpr, COLUMNS: tl.constexpr,
+    LARGEST: tl.constexpr, LEAST: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     pair = tl.arange(0, BLOCK)
     mask = pair < P
-    place = x + row * 2 * P + pair // SPAN * (2 * SPAN) + pair % SPAN
+    feature = pair // SPAN * (2 * SPAN) + pair % SPAN
+    place = x + row * 2 * P + feature
     wait_for_previous(OVERLAP)
     first = tl.load(place, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(place + SPAN, mask=mask, other=0.0).to(tl.float32)
+    if NORM:
+        squares = tl.sum(first * first + second * second, 0)
+    if COLUMNS:
+        first *= tl.load(columns + feature, mask=mask, other=0.0).to(tl.float32)
+        second *= tl.load(columns + feature + SPAN, mask=mask, other=0.0).to(tl.float32)
     largest = tl.max(tl.maximum(tl.abs(first), tl.abs(second)), 0)
     largest = tl.maximum(largest, LEAST)
     factor = LARGEST / largest
-    low = (
-        (first * factor)
-        .to(tl.float8e4nv, fp_downcast_rounding="rtne")
-        .to(tl.uint8, bitcast=True)
-        .to(tl.int16)
-    )
-    high = (
-        (second * factor)
-        .to(tl.float8e4nv, fp_downcast_rounding="rtne")
-        .to(tl.uint8, bitcast=True)
-        .to(tl.int16)
-    )
-    tl.store(out + row * P + pair, (high << 8) | low, mask=mask)
+    pairs = pairs_of(first * factor, second * factor)
+    tl.store(out + row * P + pair, pairs, mask=mask)
     back = largest / LARGEST
     if NORM:
-        squares = tl.sum(first * first + second * second, 0)
         back *= tl.rsqrt(squares / (2 * P) + epsilon)
     tl.store(scale + row, back)

@@ -19,11 +19,15 @@ from torch import Tensor
 from triton import jit, next_power_of_2
 from triton import language as tl
 
+from antiphon_engine.cuda.kernels.cached_tokens import (
+    attend_tokens,
+    prefetch_tokens,
+    store_new,
+)
 from antiphon_engine.cuda.kernels.heads import norm_weight, rotated_heads, rotation
 from antiphon_engine.cuda.kernels.launching import (
     launch_options,
     let_next_start,
-    prefetch,
     wait_for_previous,
 )
 
@@ -118,7 +122,7 @@ def attend_paged(
     Args:
         qkv_BF: [B, (N + 2 K) D], queries first; neither normalised nor rotated.
         out_BF: [B, N D].
-        cache: Keys and values of the layer, [P, block, K, D] each, contiguous.
+        cache: Keys and values of the layer, as `KvTensors` has them.
         heads: The layer's.
         rows: Where their context lies. Rows at position -1 write nothing.
         config: How they are divided.
@@ -150,34 +154,6 @@ def attend_paged(
         num_warps=config.num_warps,
         **launch_options(overlap=overlap),
     )  # fmt: skip
-
-
-@jit
-def block_places(
-    table, token, mask, kv_head, BLOCK: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr
-):
-    """Returns where tokens' keys and values begin in the cache, int64."""
-    block = tl.load(table + token // BLOCK, mask=mask, other=0).to(tl.int64)
-    return ((block * BLOCK + token % BLOCK) * KV_HEADS + kv_head) * D
-
-
-@jit
-def store_new(
-    qkv_row, keys, values, place, own_D, partner_D, cosine_D, sine_D, epsilon, kv_head,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr,
-):  # fmt: skip
-    """Puts the row's key and value into the cache and returns them as they lie there: [1, D]."""
-    one = tl.arange(0, 1)
-    feature = tl.arange(0, D)
-    key = rotated_heads(
-        qkv_row + (HEADS + kv_head + one) * D, one == 0, own_D, partner_D, cosine_D, sine_D,
-        epsilon, D, NORM,
-    ).to(keys.dtype.element_ty)  # fmt: skip
-    at = one[:, None] + feature[None, :]
-    value = tl.load(qkv_row + (HEADS + KV_HEADS + kv_head) * D + at)
-    tl.store(keys + place + at, key)
-    tl.store(values + place + at, value)
-    return key, value
 
 
 @jit
@@ -225,31 +201,6 @@ def _merge(
         for number in tl.static_range(SPLITS):
             total += _part(sums, largest, best, cell, number, num_splits, GROUP, ROWS, D)
     return total / tl.where(is_row, weight, 1.0)[:, None]
-
-
-@jit
-def attend_tokens(
-    q, keys, values, table, kv_head, first, end, best, weight, total, scale,
-    BLOCK: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, TOKENS: tl.constexpr,
-    STAGES: tl.constexpr,
-):  # fmt: skip
-    """Goes on with a sum over the tokens from `first` to `end` of the cache."""
-    token = tl.arange(0, TOKENS)
-    feature = tl.arange(0, D)
-    for start in tl.range(first, end, TOKENS, num_stages=STAGES):
-        seen = start + token < end
-        at = block_places(table, start + token, seen, kv_head, BLOCK, KV_HEADS, D)
-        k = tl.load(keys + at[None, :] + feature[:, None], mask=seen[None, :], other=0.0)
-        v = tl.load(values + at[:, None] + feature[None, :], mask=seen[:, None], other=0.0)
-        scores = tl.dot(q, k, input_precision="ieee") * scale
-        scores = tl.where(seen[None, :], scores, -1.0e30)
-        better = tl.maximum(best, tl.max(scores, 1))
-        shares = tl.exp2(scores - better[:, None])
-        fade = tl.exp2(best - better)
-        weight = weight * fade + tl.sum(shares, 1)
-        total = tl.dot(shares.to(v.dtype), v, total * fade[:, None], input_precision="ieee")
-        best = better
-    return best, weight, total
 
 
 @jit
@@ -309,10 +260,9 @@ def _paged_kernel(
     row = tl.arange(0, ROWS)
     is_row = row < GROUP
     if OVERLAP:
-        line = tl.arange(0, (D + 63) // 64)[None, :] * 64
-        at = block_places(table, first + token, first + token < end, kv_head, BLOCK, KV_HEADS, D)
-        prefetch(keys + at[:, None] + line)
-        prefetch(values + at[:, None] + line)
+        seen = first + token < end
+        prefetch_tokens(keys, table, first + token, seen, kv_head, BLOCK, KV_HEADS, D)
+        prefetch_tokens(values, table, first + token, seen, kv_head, BLOCK, KV_HEADS, D)
     cosine, sine = rotation(cosines, sines, position, D)
     q_own, q_partner = norm_weight(q_norm, D, NORM)
     k_own, k_partner = norm_weight(k_norm, D, NORM)
@@ -321,22 +271,21 @@ def _paged_kernel(
     q = rotated_heads(
         qkv_row + (kv_head * GROUP + row) * D, is_row, q_own, q_partner, cosine, sine, epsilon,
         D, NORM,
-    ).to(keys.dtype.element_ty)  # fmt: skip
+    ).to(qkv.dtype.element_ty)  # fmt: skip
     best = tl.full([ROWS], -1.0e30, tl.float32)
     weight = tl.zeros([ROWS], tl.float32)
     total = tl.zeros([ROWS, D], tl.float32)
     if split == num_splits - 1:
-        place = block_places(table, position, True, kv_head, BLOCK, KV_HEADS, D)
         key, value = store_new(
-            qkv_row, keys, values, place, k_own, k_partner, cosine, sine, epsilon, kv_head,
-            HEADS, KV_HEADS, D, NORM,
+            qkv_row, keys, values, table, position, k_own, k_partner, cosine, sine, epsilon,
+            kv_head, HEADS, KV_HEADS, D, BLOCK, NORM,
         )  # fmt: skip
         best = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * scale
         weight += 1.0
         total += value.to(tl.float32)
     best, weight, total = attend_tokens(
         q, keys, values, table, kv_head, first, end, best, weight, total, scale,
-        BLOCK, KV_HEADS, D, TOKENS, STAGES,
+        BLOCK, KV_HEADS, D, TOKENS, ROWS, STAGES,
     )  # fmt: skip
     place = out + (b * HEADS + kv_head * GROUP + row)[:, None] * D + feature[None, :]
     if num_splits == 1:

@@ -18,8 +18,14 @@ from torch import Tensor
 from triton import cdiv, jit, next_power_of_2
 from triton import language as tl
 
+from antiphon_engine.cuda.kernels.cached_tokens import (
+    block_of,
+    load_tokens,
+    store_heads_at,
+    widened,
+)
 from antiphon_engine.cuda.kernels.heads import norm_weight, rotated_heads, rotation
-from antiphon_engine.cuda.kernels.paged_attention import LOG2_E, Heads, block_places
+from antiphon_engine.cuda.kernels.paged_attention import LOG2_E, Heads
 
 _MIN_ROW_PLACES: Final = 256
 """Rows among which a program looks for its own: a kernel for each number of them would have to be
@@ -67,7 +73,7 @@ def attend_rows(
     Args:
         qkv_TF: [T, (N + 2 K) D], queries first and rotated, as `store_heads` leaves them.
         out_TF: [T, N D].
-        cache: Keys and values of the layer, [P, block, K, D] each, contiguous.
+        cache: Keys and values of the layer, as `KvTensors` has them.
         heads: The layer's.
         rows: Which tokens belong together; empty rows take no part.
         config: How they are divided.
@@ -114,19 +120,20 @@ def _turn(
     CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Goes on with a sum over one block of tokens; CAUSAL: not every query sees all of them."""
+    NARROW: tl.constexpr = keys.dtype.element_ty == tl.int16
     token = start + tl.arange(0, TOKENS)
-    feature = tl.arange(0, D)
-    if CAUSAL:
-        is_there = token < num_seen
-        at = block_places(table, token, is_there, kv_head, BLOCK, KV_HEADS, D)
-        k = tl.load(keys + at[None, :] + feature[:, None], mask=is_there[None, :], other=0.0)
-        v = tl.load(values + at[:, None] + feature[None, :], mask=is_there[:, None], other=0.0)
-    else:
-        block = tl.load(table + token // BLOCK).to(tl.int64)
-        at = ((block * BLOCK + token % BLOCK) * KV_HEADS + kv_head) * D
-        k = tl.load(keys + at[None, :] + feature[:, None])
-        v = tl.load(values + at[:, None] + feature[None, :])
+    is_there = token < num_seen
+    block = block_of(table, token, is_there, BLOCK, CAUSAL)
+    k, k_scale = load_tokens(
+        keys, block, token, is_there, kv_head, BLOCK, KV_HEADS, D, CAUSAL, False
+    )
+    v, v_scale = load_tokens(
+        values, block, token, is_there, kv_head, BLOCK, KV_HEADS, D, CAUSAL, True
+    )
+    k, v = widened(k, q, TOKENS, D, False), widened(v, q, TOKENS, D, True)
     scores = tl.dot(q, k, input_precision="ieee")
+    if NARROW:
+        scores *= k_scale[None, :]
     if CAUSAL:
         scores = tl.where(token[None, :] <= position[:, None], scores, -1.0e30)
     # Scaled behind the maximum: a multiplication and a subtraction become one instruction.
@@ -134,6 +141,8 @@ def _turn(
     shares = tl.exp2(scores * scale - better[:, None])
     fade = tl.exp2(best - better)
     weight = weight * fade + tl.sum(shares, 1)
+    if NARROW:
+        shares *= v_scale[None, :]
     total = tl.dot(shares.to(v.dtype), v, total * fade[:, None], input_precision="ieee")
     return better, weight, total
 
@@ -207,7 +216,7 @@ def store_heads(
 
     Args:
         qkv_TF: [T, (N + 2 K) D], queries first; its keys stay as they are.
-        cache: Keys and values of the layer, [P, block, K, D] each, contiguous.
+        cache: Keys and values of the layer, as `KvTensors` has them.
         heads: The layer's.
         positions_T: int32; where it is negative, nothing is written.
         slot_mapping_T: int64: block * block_tokens + offset.
@@ -222,6 +231,7 @@ def store_heads(
         HEADS=heads.num_heads,
         KV_HEADS=heads.num_kv_heads,
         D=heads.head_dim,
+        BLOCK=keys.shape[1],
         NORM=heads.q_norm_D is not None,
         TILE=_STORED_HEADS,
         num_warps=2,
@@ -235,8 +245,8 @@ _STORED_HEADS = 8
 @jit(do_not_specialize_on_alignment=["positions", "slot_mapping"])
 def _store_kernel(
     qkv, keys, values, q_norm, k_norm, cosines, sines, positions, slot_mapping, epsilon,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr,
-    TILE: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    NORM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Grid: tokens, tiles of heads."""
     t = tl.program_id(0)
@@ -248,7 +258,8 @@ def _store_kernel(
     element = qkv.dtype.element_ty
     rows = qkv + t.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * D) + head * D
     slot = tl.load(slot_mapping + t)
-    stored = (slot * KV_HEADS + (head - HEADS) % KV_HEADS) * D
+    block, offset = slot // BLOCK, slot % BLOCK
+    kv_head = (head - HEADS) % KV_HEADS
     # A tile may have heads of two kinds; most have one, and do nothing for the others.
     first = tl.program_id(1) * TILE
     is_q = head < HEADS
@@ -265,7 +276,7 @@ def _store_kernel(
         if first + TILE > HEADS:
             own, partner = norm_weight(k_norm, D, NORM)
             k = rotated_heads(rows, is_k, own, partner, cosine, sine, epsilon, D, NORM)
-            tl.store(keys + stored[:, None] + feature[None, :], k.to(element), mask=is_k[:, None])
+            store_heads_at(k, keys, block, offset, kv_head, is_k, BLOCK, KV_HEADS, D, TILE)
     if first + TILE > HEADS + KV_HEADS:
         v = tl.load(rows[:, None] + feature[None, :], mask=is_v[:, None], other=0.0)
-        tl.store(values + stored[:, None] + feature[None, :], v, mask=is_v[:, None])
+        store_heads_at(v, values, block, offset, kv_head, is_v, BLOCK, KV_HEADS, D, TILE)

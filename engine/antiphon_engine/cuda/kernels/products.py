@@ -73,6 +73,8 @@ class Product:
     bias_N: Tensor | None = None
     norm_epsilon: float | None = None
     """Rows of x are divided by their root mean square first; None: they aren't."""
+    columns_K: Tensor | None = None
+    """What features of x are multiplied by, of e4m3 alone and of x's type; None: by nothing."""
     is_gate_up: bool = False
     """y = silu(gate) * up."""
     is_added: bool = False
@@ -221,6 +223,7 @@ def _launch_narrow(
     kernel.run(
         x_MK,
         product.pairs,
+        x_MK if product.columns_K is None else product.columns_K,
         y_MN if product.bias_N is None else product.bias_N,
         product.scale,
         y_MN,
@@ -234,6 +237,7 @@ def _launch_narrow(
         SCALE=SCALE_BLOCK if product.is_block_scaled else 1,
         SPAN=pair_span(product.num_in),
         EVEN_P=num_pairs == per_split * config.num_splits,
+        COLUMNS=product.columns_K is not None,
         FAST=x_MK.is_cuda and x_MK.dtype is torch.bfloat16,
         PREFETCH=_prefetched(config, 2 * per_split, options),
         **options,

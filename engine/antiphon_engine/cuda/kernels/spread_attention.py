@@ -18,21 +18,18 @@ from torch import Tensor
 from triton import cdiv, jit, next_power_of_2
 from triton import language as tl
 
+from antiphon_engine.cuda.kernels.cached_tokens import (
+    attend_tokens,
+    prefetch_tokens,
+    store_new,
+)
 from antiphon_engine.cuda.kernels.heads import norm_weight, rotated_heads, rotation
 from antiphon_engine.cuda.kernels.launching import (
     launch_options,
     let_next_start,
-    prefetch,
     wait_for_previous,
 )
-from antiphon_engine.cuda.kernels.paged_attention import (
-    LOG2_E,
-    Heads,
-    PagedRows,
-    attend_tokens,
-    block_places,
-    store_new,
-)
+from antiphon_engine.cuda.kernels.paged_attention import LOG2_E, Heads, PagedRows
 
 _ITEM_FIELDS: Final = 8
 """Integers of an item: row (-1: none), first token, end, the row's first item, its number of
@@ -136,7 +133,7 @@ def attend_spread(
     Args:
         qkv_BF: [B, (N + 2 K) D], queries first; neither normalised nor rotated.
         out_BF: [B, N D]; what rows at position -1 have of it stays as it is.
-        cache: Keys and values of the layer, [P, block, K, D] each, contiguous.
+        cache: Keys and values of the layer, as `KvTensors` has them.
         heads: The layer's.
         rows: Where their context lies. Rows at position -1 write nothing.
         config: As these rows were planned with.
@@ -289,10 +286,9 @@ def _spread_kernel(
     row = tl.arange(0, ROWS)
     is_row = row < GROUP
     if OVERLAP:
-        line = tl.arange(0, (D + 63) // 64)[None, :] * 64
-        at = block_places(table, first + token, first + token < end, kv_head, BLOCK, KV_HEADS, D)
-        prefetch(keys + at[:, None] + line)
-        prefetch(values + at[:, None] + line)
+        seen = first + token < end
+        prefetch_tokens(keys, table, first + token, seen, kv_head, BLOCK, KV_HEADS, D)
+        prefetch_tokens(values, table, first + token, seen, kv_head, BLOCK, KV_HEADS, D)
     cosine, sine = rotation(cosines, sines, position, D)
     q_own, q_partner = norm_weight(q_norm, D, NORM)
     k_own, k_partner = norm_weight(k_norm, D, NORM)
@@ -301,22 +297,21 @@ def _spread_kernel(
     q = rotated_heads(
         qkv_row + (kv_head * GROUP + row) * D, is_row, q_own, q_partner, cosine, sine, epsilon,
         D, NORM,
-    ).to(keys.dtype.element_ty)  # fmt: skip
+    ).to(qkv.dtype.element_ty)  # fmt: skip
     best = tl.full([ROWS], -1.0e30, tl.float32)
     weight = tl.zeros([ROWS], tl.float32)
     total = tl.zeros([ROWS, D], tl.float32)
     if item == first_item + num_pieces - 1:
-        place = block_places(table, position, True, kv_head, BLOCK, KV_HEADS, D)
         key, value = store_new(
-            qkv_row, keys, values, place, k_own, k_partner, cosine, sine, epsilon, kv_head,
-            HEADS, KV_HEADS, D, NORM,
+            qkv_row, keys, values, table, position, k_own, k_partner, cosine, sine, epsilon,
+            kv_head, HEADS, KV_HEADS, D, BLOCK, NORM,
         )  # fmt: skip
         best = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * scale
         weight += 1.0
         total += value.to(tl.float32)
     best, weight, total = attend_tokens(
         q, keys, values, table, kv_head, first, end, best, weight, total, scale,
-        BLOCK, KV_HEADS, D, TOKENS, STAGES,
+        BLOCK, KV_HEADS, D, TOKENS, ROWS, STAGES,
     )  # fmt: skip
     places = out + (b * HEADS + kv_head * GROUP + row)[:, None] * D + feature[None, :]
     if num_pieces == 1:

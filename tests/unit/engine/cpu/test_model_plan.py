@@ -56,6 +56,14 @@ def test_model_says_how_it_is_quantized(checkpoint, asked, told):
         ({"cpu_kernels": "sse"}, r"'sse' is not known: auto, torch, portable"),
         ({"cpu_kernels": "torch", "quantization": "int8"}, r"with engine\.cpu_kernels = torch"),
         ({"dtype": "float8"}, r"engine\.dtype 'float8'"),
+        (
+            {"kv_cache_dtype": "float8_e4m3"},
+            r"kv_cache_dtype = float8_e4m3 is not supported: not with engine\.device = cpu; .*cuda",
+        ),
+        (
+            {"cpu_kernels": "torch", "kv_cache_dtype": "float8_e4m3"},
+            r"not with engine\.cpu_kernels = torch",
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_refused(checkpoint, settings, words):

@@ -42,6 +42,7 @@ class Cache:
         *,
         block_tokens: int = 16,
         norm: bool = False,
+        narrow: bool = False,
     ) -> None:
         num_heads, num_kv_heads, head_dim = heads
         angles = torch.randn(256, head_dim // 2, device=device)
@@ -58,6 +59,9 @@ class Cache:
         )
         shape = (NUM_SLOTS * NUM_BLOCKS + 1, block_tokens, num_kv_heads, head_dim)
         self.pools = tuple(torch.randn(shape, device=device).to(dtype) for _ in range(2))
+        self.narrow = narrow
+        if narrow:
+            self.pools = tuple(map(reference.narrow_pool, self.pools))
         blocks = torch.randperm(NUM_SLOTS * NUM_BLOCKS, device=device).int() + 1
         self.tables = blocks.view(NUM_SLOTS, NUM_BLOCKS)
         self.block_tokens = block_tokens
@@ -73,10 +77,22 @@ class Cache:
         size = self.heads.num_heads * self.heads.head_dim
         return torch.full((num_tokens, size), float("nan"), device=self.device, dtype=self.dtype)
 
-    def context(self, slot: int, num_tokens: int) -> tuple[Tensor, Tensor]:
-        keys, values = self.pools
+    def context(self, slot: int, num_tokens: int) -> tuple[Tensor, ...]:
+        pools = map(reference.widened_pool, self.pools) if self.narrow else self.pools
         table = self.tables[slot]
-        return tuple(reference.gathered(pool, table, num_tokens) for pool in (keys, values))
+        return tuple(reference.gathered(pool, table, num_tokens) for pool in pools)
+
+    def check_stored(self, found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> None:
+        """Compares keys and values as they lie there with what they were."""
+        if not self.narrow:
+            tolerance = 2e-5 if self.dtype is torch.float32 else 1e-2
+            assert reference.relative_error(found[0], wanted[0]) < tolerance
+            assert torch.equal(found[1].float(), wanted[1])
+            return
+        # The interpreter lets go of what rounding carries into the exponent.
+        tolerance = 0.2 if self.device.type == "cpu" else 0.01
+        for held, side in zip(found, wanted, strict=True):
+            assert reference.relative_error(held, reference.narrowed(side)) < tolerance
 
     def decode(self, qkv: Tensor, positions: list[int], slots: list[int], config: PagedConfig):
         out = self.out(len(positions))
@@ -163,6 +179,8 @@ class Cache:
 QWEN3 = ((4, 2, 16), {"norm": True})
 SEVEN_QUERIES = ((7, 1, 32), {"block_tokens": 32})
 ONE_QUERY = ((2, 2, 16), {})
+NARROW = ((4, 2, 32), {"norm": True, "narrow": True})
+NARROW_BLOCKS = ((7, 1, 64), {"block_tokens": 32, "narrow": True})
 
 
 @pytest.mark.parametrize(
@@ -171,8 +189,10 @@ ONE_QUERY = ((2, 2, 16), {})
         pytest.param(*QWEN3, 1, marks=pytest.mark.device),
         (*SEVEN_QUERIES, 4),
         pytest.param(*ONE_QUERY, 16, marks=pytest.mark.device),
+        (*NARROW, 2),
+        pytest.param(*NARROW_BLOCKS, 4, marks=pytest.mark.device),
     ],
-    ids=("qwen3", "seven_queries", "one_query"),
+    ids=("qwen3", "seven_queries", "one_query", "narrow", "narrow_blocks"),
 )
 def test_decode_is_attention_over_the_cache_and_the_new_token(
     device, dtype, tolerance, heads, kind, max_splits
@@ -186,8 +206,7 @@ def test_decode_is_attention_over_the_cache_and_the_new_token(
 
     for row, (position, slot) in enumerate(zip(positions, slots, strict=True)):
         keys, values = cache.context(slot, position + 1)
-        assert reference.relative_error(keys[position], k[row]) < tolerance
-        assert torch.equal(values[position].float(), v[row])
+        cache.check_stored((keys[position], values[position]), (k[row], v[row]))
         wanted = reference.attention(q[row : row + 1], keys, values, context=position)
         assert reference.relative_error(out[row], wanted.flatten()) < tolerance
 
@@ -199,8 +218,17 @@ def test_decode_is_attention_over_the_cache_and_the_new_token(
         pytest.param(*SEVEN_QUERIES, 7, marks=pytest.mark.device),
         pytest.param(*ONE_QUERY, 1, marks=pytest.mark.device),
         pytest.param(*QWEN3, 40, marks=pytest.mark.device),
+        pytest.param(*NARROW, 3, marks=pytest.mark.device),
+        pytest.param(*NARROW_BLOCKS, 7, marks=pytest.mark.device),
     ],
-    ids=("some_cuts", "seven_queries", "one_cut", "as_many_as_there_may_be"),
+    ids=(
+        "some_cuts",
+        "seven_queries",
+        "one_cut",
+        "as_many_as_there_may_be",
+        "narrow",
+        "narrow_blocks",
+    ),
 )
 def test_decode_of_planned_pieces_attends_to_context_and_itself(
     device, dtype, tolerance, heads, kind, num_cuts
@@ -218,8 +246,7 @@ def test_decode_of_planned_pieces_attends_to_context_and_itself(
             assert out[row].isnan().all()
             continue
         keys, values = cache.context(slot, position + 1)
-        assert reference.relative_error(keys[position], k[row]) < tolerance
-        assert torch.equal(values[position].float(), v[row])
+        cache.check_stored((keys[position], values[position]), (k[row], v[row]))
         wanted = reference.attention(q[row : row + 1], keys, values, context=position)
         assert reference.relative_error(out[row], wanted.flatten()) < tolerance
 
@@ -255,15 +282,19 @@ def test_plans_cover_every_row_longest_pieces_first(device, dtype, num_rows) -> 
     assert firsts == sorted(firsts, reverse=True)
 
 
-def test_decode_writes_new_tokens_and_nothing_else(device, dtype) -> None:
-    cache = Cache(device, dtype, (4, 2, 16))
+@pytest.mark.parametrize("narrow", [False, pytest.param(True, marks=pytest.mark.device)])
+def test_decode_writes_new_tokens_and_nothing_else(device, dtype, narrow) -> None:
+    cache = Cache(device, dtype, (4, 2, 32 if narrow else 16), narrow=narrow)
     before = [pool.clone() for pool in cache.pools]
 
     cache.decode(cache.qkv(2), [-1, 21], [3, 1], PAGED)
 
     block, offset = int(cache.tables[1, 1]), 5
     for pool, old in zip(cache.pools, before, strict=True):
-        changed = (pool != old).flatten(2).any(-1).nonzero().tolist()
+        differs = pool != old
+        if narrow:
+            differs = reference.widened_pool(pool) != reference.widened_pool(old)
+        changed = differs.flatten(2).any(-1).nonzero().tolist()
         assert changed == [[block, offset]]
 
 
@@ -281,11 +312,13 @@ def test_padding_rows_touch_no_other_row(device, dtype) -> None:
 @pytest.mark.parametrize(
     ("heads", "kind", "one_loop"),
     [
-        (*QWEN3, False),
+        pytest.param(*QWEN3, False, marks=pytest.mark.device),
         pytest.param(*SEVEN_QUERIES, True, marks=pytest.mark.device),
         pytest.param(*ONE_QUERY, False, marks=pytest.mark.device),
+        (*NARROW, False),
+        pytest.param(*NARROW_BLOCKS, True, marks=pytest.mark.device),
     ],
-    ids=("qwen3", "seven_queries", "one_query"),
+    ids=("qwen3", "seven_queries", "one_query", "narrow", "narrow_blocks"),
 )
 def test_prefill_is_causal_attention_behind_a_context(
     device, dtype, tolerance, heads, kind, one_loop
@@ -303,15 +336,15 @@ def test_prefill_is_causal_attention_behind_a_context(
         span = slice(first, first + count)
         keys, values = cache.context(slot, begin + count)
         if count:
-            assert reference.relative_error(keys[begin:], k[span]) < tolerance
-            assert torch.equal(values[begin:].float(), v[span])
+            cache.check_stored((keys[begin:], values[begin:]), (k[span], v[span]))
             wanted = reference.attention(q[span], keys, values, context=begin)
             assert reference.relative_error(out[span], wanted.flatten(1)) < tolerance
         first += count
 
 
-def test_cuts_of_a_prompt_and_its_neighbours_change_no_bit(device, dtype) -> None:
-    cache = Cache(device, dtype, (4, 2, 16), norm=True)
+@pytest.mark.parametrize("narrow", [False, pytest.param(True, marks=pytest.mark.device)])
+def test_cuts_of_a_prompt_and_its_neighbours_change_no_bit(device, dtype, narrow) -> None:
+    cache = Cache(device, dtype, (4, 2, 32 if narrow else 16), norm=True, narrow=narrow)
     config = replace(PREFILL, one_loop=True)
     prompt = cache.qkv(30)
     whole = cache.prefill(prompt.clone(), [(2, 0, 30)], config)

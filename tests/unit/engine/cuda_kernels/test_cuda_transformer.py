@@ -11,8 +11,9 @@ from torch import Tensor
 from antiphon_engine.attention.base import StepRows
 from antiphon_engine.checkpoint.fields import Fields
 from antiphon_engine.cuda.step_rows import DecodeRows
-from antiphon_engine.cuda.transformer import CudaSettings, CudaTransformer, supports
-from antiphon_engine.kv_tensors import KvLayout, KvTensors
+from antiphon_engine.cuda.supported_models import supports
+from antiphon_engine.cuda.transformer import CudaSettings, CudaTransformer
+from antiphon_engine.kv_tensors import NARROW, KvLayout, KvTensors
 from antiphon_engine.model.batch import StepBatch
 from antiphon_engine.model.config import ModelConfig, parse_model_config
 from antiphon_engine.model.layers import RmsNorm
@@ -21,6 +22,7 @@ from antiphon_engine.model.narrow import narrow_matrix
 from antiphon_engine.model.partition import Partition
 from antiphon_engine.model.transformer import Transformer
 from antiphon_engine.model.transformer_weights import weight_targets
+from support.narrow_checkpoints import narrow_checkpoint
 
 BLOCK_TOKENS, NUM_BLOCKS, NUM_SLOTS = 16, 4, 4
 STEPS = ([3, 15, 1], [1, 1, 2], [1, 1, 1])
@@ -34,13 +36,23 @@ FAMILIES = {
     },
     "qwen2": {"architectures": ["Qwen2ForCausalLM"]},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True},
+    "wide_heads": {"architectures": ["Qwen3ForCausalLM"], "head_dim": 32},
+    "blocks": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "head_dim": 32,
+        "num_key_value_heads": 4,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+    },
 }
 
 
 class Harness:
     """A model with a cache of its own, and the text of every slot."""
 
-    def __init__(self, model, config: ModelConfig, device: torch.device) -> None:
+    def __init__(
+        self, model, config: ModelConfig, device: torch.device, kv_dtype=torch.float32
+    ) -> None:
         self.model = model
         layout = KvLayout(
             num_layers=config.num_layers,
@@ -48,7 +60,7 @@ class Harness:
             block_tokens=BLOCK_TOKENS,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            dtype=torch.float32,
+            dtype=kv_dtype,
         )
         self.kv = KvTensors(layout, device)
         self.device = device
@@ -161,7 +173,9 @@ def _own(
     *,
     deterministic: bool = False,
     narrow_weights: bool = False,
+    keeps_stored: bool = False,
     cache_dir: Path | None = None,
+    kv_dtype: torch.dtype = torch.float32,
 ) -> Harness:
     config = _config(checkpoint)
     settings = CudaSettings(
@@ -170,13 +184,15 @@ def _own(
         max_logits=NUM_SLOTS,
         context_tokens=64,
         narrow_weights=narrow_weights,
+        keeps_stored=keeps_stored,
+        kv_dtype=kv_dtype,
         deterministic=deterministic,
         cache_dir=cache_dir,
     )
     with device:
         model = CudaTransformer(config, part=Partition(), dtype=torch.float32, settings=settings)
     model.load(checkpoint, on_progress=_nothing)
-    return Harness(model, config, device)
+    return Harness(model, config, device, kv_dtype)
 
 
 @pytest.mark.parametrize(
@@ -240,6 +256,33 @@ def test_8_bit_weights_compute_what_they_stand_for(
     torch.testing.assert_close(actual, expected, atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("family", "deterministic", "counts"),
+    [
+        ("llama", False, [0]),
+        pytest.param("llama", True, [1, 9], marks=pytest.mark.device),
+        pytest.param("blocks", False, [1, 9], marks=pytest.mark.device),
+    ],
+)
+def test_8_bit_weights_of_a_checkpoint_are_kept(
+    device, checkpoints, tmp_path, family, deterministic, counts
+) -> None:
+    checkpoint = narrow_checkpoint(checkpoints[family], tmp_path, by_blocks=family == "blocks")
+    wanted = _reference(checkpoint, device)
+    found = _own(checkpoint, device, keeps_stored=True, deterministic=deterministic)
+    slots, ones = [2, 0][: len(counts)], [1] * len(counts)
+    if any(counts):
+        expected = wanted.step(slots, [0, 0], counts)
+        actual = found.step(slots, [0, 0], counts)
+        torch.testing.assert_close(actual, expected, atol=1e-3, rtol=1e-3)
+
+    expected = wanted.step(slots, counts, ones)
+    actual = found.decode(slots, counts)
+
+    assert found.model.is_narrow
+    torch.testing.assert_close(actual, expected, atol=1e-3, rtol=1e-3)
+
+
 @pytest.mark.device
 def test_deterministic_logits_are_a_prompts_own(device, checkpoints) -> None:
     own = _own(checkpoints["qwen2"], device, deterministic=True)
@@ -253,6 +296,28 @@ def test_deterministic_logits_are_a_prompts_own(device, checkpoints) -> None:
 
     assert torch.equal(cut[0], whole[0])
     assert torch.equal(decoded[1], whole[0])
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_cache_of_8_bit_floats_is_close_and_as_good_when_it_is_reused(
+    device, checkpoints, deterministic
+) -> None:
+    checkpoint = checkpoints["wide_heads"]
+    wanted = _own(checkpoint, device, deterministic=deterministic)
+    found = _own(checkpoint, device, deterministic=deterministic, kv_dtype=NARROW)
+    for harness in (wanted, found):
+        harness.text[1] = harness.text[0].clone()
+
+    expected = wanted.step([0], [0], [20])
+    whole = found.step([0], [0], [20])
+    found.step([1], [0], [13])
+    cut = found.step([1], [13], [6])
+    cut = found.decode([1], [19])
+
+    error = float((whole - expected).norm() / expected.norm())
+    assert 1e-4 < error < 0.1
+    assert torch.equal(cut, whole) if deterministic else torch.allclose(cut, whole, atol=1e-3)
 
 
 @pytest.mark.device
@@ -277,6 +342,7 @@ def test_models_that_kernels_cannot_compute_are_named(checkpoints) -> None:
 
     assert supports(config, torch.float32) is None
     assert "float16" in str(supports(config, torch.float16))
+    assert "of 16 features: at least 32" in str(supports(config, torch.bfloat16, narrow_cache=True))
     odd = replace(config, intermediate_size=100)
     assert supports(odd, torch.bfloat16) is None
     assert "100 columns" in str(supports(odd, torch.bfloat16, narrow_weights=True))

@@ -17,7 +17,7 @@ from antiphon_engine.cuda.flashinfer_library import (
 from antiphon_engine.cuda.kernels.paged_attention import Heads
 from antiphon_engine.cuda.step_attention import AttentionMaker
 from antiphon_engine.cuda.step_rows import HostRows, MixedRows
-from antiphon_engine.cuda.triton_attention import TritonBackend
+from antiphon_engine.cuda.triton_attention import TritonBackend, TritonOptions
 from antiphon_engine.device import Device
 from support import cuda_reference as reference
 from support.fake_flashinfer import FakeLibrary, fake_package
@@ -56,9 +56,8 @@ class Step:
         )
 
     def maker(self, library: PrefillLibrary | None = None) -> AttentionMaker:
-        own = TritonBackend.allocate(
-            self.heads, max_rows=NUM_SLOTS, is_fixed=False, overlap=False, device=self.device
-        )
+        options = TritonOptions(is_fixed=False, overlap=False)
+        own = TritonBackend.allocate(self.heads, options, max_rows=NUM_SLOTS, device=self.device)
         device = Device(self.device.type)
         other = library and FlashInferBackend(library, own, self.shape, device)
         return AttentionMaker.allocate(

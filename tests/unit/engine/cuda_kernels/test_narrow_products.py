@@ -29,7 +29,10 @@ class Case:
             wide *= scale.repeat_interleave(SCALE_BLOCK, 0).repeat_interleave(SCALE_BLOCK, 1)
         else:
             wide *= scale[:, None]
-        self.wide = Product(weight_NK=wide, bias_N=bias, **kind)
+        columns = None
+        if kind.pop("columns", False):
+            columns = torch.randn(self.num_in, device=device).to(dtype)
+        self.wide = Product(weight_NK=wide, bias_N=bias, columns_K=columns, **kind)
         self.product = replace(self.wide, weight_NK=interleave(stored), scale=scale)
         self.x = torch.randn(num_rows, self.num_in, device=device, dtype=dtype)
         self.held = torch.randn(num_rows, self.num_out, device=device, dtype=dtype)
@@ -53,17 +56,17 @@ class Case:
         ({"norm_epsilon": 1e-5, "is_gate_up": True}, 3, CONFIG),
         pytest.param({"norm_epsilon": 1e-5}, 18, TILES, marks=pytest.mark.device),
         ({"norm_epsilon": 1e-5, "bias": True, "size": SIZES[1]}, 1, ONE_ROW),
-        ({"is_gate_up": True, "bias": True}, 1, ONE_ROW),
+        ({"is_gate_up": True, "bias": True, "columns": True}, 1, ONE_ROW),
         ({"size": SIZES[1]}, 3, replace(CONFIG, block_in=256, block_out=16)),
         ({"is_added": True}, 3, replace(CONFIG, num_splits=2)),
-        ({"norm_epsilon": 1e-5, "bias": True}, 3, replace(CONFIG, num_splits=2)),
+        ({"norm_epsilon": 1e-5, "columns": True}, 3, replace(CONFIG, num_splits=2)),
         pytest.param(
             {"is_added": True, "size": SIZES[1]},
             1,
             replace(ONE_ROW, num_splits=2),
             marks=pytest.mark.device,
         ),
-        ({"blocks": True, "size": SIZES[1], "is_gate_up": True}, 3, CONFIG),
+        ({"blocks": True, "size": SIZES[1], "is_gate_up": True, "columns": True}, 3, CONFIG),
         ({"blocks": True, "size": SIZES[1], "is_gate_up": True}, 1, ONE_ROW),
         ({"blocks": True, "size": SIZES[1]}, 3, replace(CONFIG, num_splits=2)),
     ],

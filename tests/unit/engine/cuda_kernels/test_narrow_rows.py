@@ -13,8 +13,8 @@ SIZE = 192
 """No power of two."""
 
 
-@pytest.mark.parametrize("norm_epsilon", [None, 1e-5])
-def test_rows_that_8_bits_hold_come_back_whole(device, norm_epsilon):
+@pytest.mark.parametrize(("norm_epsilon", "column"), [(None, 1.0), (1e-5, 0.5)])
+def test_rows_that_8_bits_hold_come_back_whole(device, norm_epsilon, column):
     powers = torch.tensor([[2.0**-9], [1.0], [2.0**9]], device=device)
     x = (torch.randn(3, SIZE, device=device) * 100).to(NARROW).float()
     x[:, 5] = 448
@@ -22,11 +22,13 @@ def test_rows_that_8_bits_hold_come_back_whole(device, norm_epsilon):
     out = torch.empty(3, SIZE, dtype=NARROW, device=device)
     scale = torch.empty(3, device=device)
 
-    narrow_rows(x, out, scale, norm_epsilon=norm_epsilon)
+    columns = torch.full((SIZE,), column, device=device)
+
+    narrow_rows(x, out, scale, columns_K=columns, norm_epsilon=norm_epsilon)
 
     found = deinterleave(out).float() * scale[:, None]
     wanted = x if norm_epsilon is None else reference.rms_norm(x, None, norm_epsilon)
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0)
+    torch.testing.assert_close(found, wanted * column, rtol=1e-6, atol=0)
 
 
 # The interpreter lets go of what rounding carries into the exponent.
@@ -64,16 +66,25 @@ class Layer:
 @pytest.mark.device
 @pytest.mark.parametrize(
     "kind",
-    [{}, {"norm_epsilon": 1e-5, "is_gate_up": True}, {"is_added": True, "bias": True}],
+    [
+        {},
+        {"norm_epsilon": 1e-5, "is_gate_up": True},
+        {"norm_epsilon": 1e-5, "columns": True},
+        {"is_added": True, "bias": True},
+    ],
     ids="-".join,
 )
 def test_many_rows_are_rounded_before_they_are_multiplied(device, kind):
     num_out, dtype = (256 if kind.get("is_gate_up") else SIZE), torch.bfloat16
     rows = num_out * (2 if kind.get("is_gate_up") else 1)
     bias = torch.randn(rows, device=device, dtype=dtype) if kind.pop("bias", False) else None
+    columns = None
+    if kind.pop("columns", False):
+        columns = torch.randn(SIZE, device=device).to(dtype)
     narrow, scale = narrow_matrix(torch.randn(rows, SIZE, device=device) * 0.1)
-    wide = Product(weight_NK=narrow.float() * scale[:, None], bias_N=bias, **kind)
-    product = Product(weight_NK=interleave(narrow), scale=scale, bias_N=bias, **kind)
+    kind |= {"bias_N": bias, "columns_K": columns}
+    wide = Product(weight_NK=narrow.float() * scale[:, None], **kind)
+    product = Product(weight_NK=interleave(narrow), scale=scale, **kind)
     buffers = StepBuffers.allocate(
         Layer(), num_tokens=100, dtype=dtype, device=device, is_narrow=True
     )
@@ -82,8 +93,11 @@ def test_many_rows_are_rounded_before_they_are_multiplied(device, kind):
     )
     x = torch.randn(100, SIZE, device=device, dtype=dtype)
     y = torch.randn(100, num_out, device=device, dtype=dtype)
-    rounded, by = narrow_matrix(x)
-    wanted = reference.product(wide, rounded.float() * by[:, None], y)
+    rounded, by = narrow_matrix(x, columns_K=columns)
+    shown = rounded.float() * by[:, None]
+    if columns is not None:
+        shown = shown / columns.float()
+    wanted = reference.product(wide, shown, y)
 
     runner.run("any", product, x, y, buffers)
 
