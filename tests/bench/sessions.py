@@ -22,7 +22,8 @@ from antiphon.v1.session_pb2_grpc import SessionServiceStub as Stub
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from antiphon_server.text.tokenizer import Tokenizer
-from bench.session_delays import Told, delivery_figures, read_told
+from bench.machine_pace import MachinePace, slow_spans
+from bench.session_delays import delivery_figures, read_told
 from bench.session_load import CHARACTERS_PER_TOKEN
 from support.fake_engine_process import Behaviour, fake_engine_command
 from support.hollow_checkpoint import save_hollow_checkpoint
@@ -128,13 +129,10 @@ class Bench:
         for load in loads:
             assert load.stdin is not None
             load.stdin.write(b"\n")
-        await asyncio.sleep(_MEMORY_AFTER_S * self._plan.stream_s)
-        bytes_per_stream = (memory_bytes(victim.front_end) - before_bytes) / num_streams
-        told: list[Told] = []
-        for load in loads:
-            answer, _ = await load.communicate()
-            assert load.returncode == 0, "a load failed"
-            told.append(read_told(answer))
+        with MachinePace() as pace:
+            await asyncio.sleep(_MEMORY_AFTER_S * self._plan.stream_s)
+            bytes_per_stream = (memory_bytes(victim.front_end) - before_bytes) / num_streams
+            told = [read_told(await _answer_of(load)) for load in loads]
         cpu_s = (cpu_time_ns(victim.front_end) - start_ns) / 1e9
         loop = main_thread_time(victim.front_end)
         loop_ns = loop.run_ns - loop_start.run_ns
@@ -142,7 +140,7 @@ class Bench:
         num_messages = sum(each.num_messages for each in told)
         load_cpu_s = sum(each.cpu_s for each in told)
         figures = {
-            **delivery_figures(told),
+            **delivery_figures(told, slow_spans(pace.samples)),
             "tokens_per_message": round(num_tokens / num_messages, 2),
             "cpu_us_per_token": round(cpu_s / num_tokens * 1e6, 1),
             "cpu_share": round(cpu_s / self._plan.stream_s, 2),
@@ -184,6 +182,12 @@ class Bench:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
+
+
+async def _answer_of(load: asyncio.subprocess.Process) -> bytes:
+    answer, _ = await load.communicate()
+    assert load.returncode == 0, "a load failed"
+    return answer
 
 
 class Serving:

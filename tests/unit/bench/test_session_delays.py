@@ -51,6 +51,19 @@ def test_worst_second_tells_one_stall_from_a_full_server() -> None:
     assert figures["worst_second_p99_ms"] == 60.0
 
 
+def test_tokens_that_a_slow_machine_held_up_are_told_apart() -> None:
+    calm = [(3.0 + i / 100, 5.0) for i in range(500)]
+    held_up = [(4.501, 80.0), (4.54, 45.0), (4.61, 30.0)]
+    spans = [(round(4.5 * _S), round(4.6 * _S)), (20 * _S, 21 * _S)]
+
+    figures = delivery_figures([_told(lived=(2, 9), tokens=[*calm, *held_up])], spans)
+
+    assert figures["worst_second_p99_ms"] == 45.0
+    assert figures["p99_at_pace_ms"] == 5.0
+    assert figures["machine_slow_share"] == round(0.1 / 6, 3)
+    assert figures["machine_slow_longest_ms"] == 100.0
+
+
 def test_all_streams_are_those_of_all_loads() -> None:
     first = _told(lived=(2, 9), tokens=[(3.5, 50.0), (5.0, 5.0), (8.5, 60.0)])
     second = _told(lived=(3, 8), tokens=[(5.0, 5.0)])
