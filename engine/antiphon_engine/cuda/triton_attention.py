@@ -12,6 +12,11 @@ from torch import Tensor
 
 from antiphon_engine.cuda.attention_backend import Cache, ChunkRows, StepAttention
 from antiphon_engine.cuda.choices import SPREAD_ROWS, paged_config, prefill_config, spread_config
+from antiphon_engine.cuda.kernels.dense_prefill import (
+    DenseConfig,
+    attend_dense,
+    can_attend_dense,
+)
 from antiphon_engine.cuda.kernels.paged_attention import (
     Heads,
     PagedRows,
@@ -84,6 +89,8 @@ class RowsAttention:
 
     chunks: ChunkRows
     config: PrefillConfig
+    dense_config: DenseConfig | None
+    """How rows are divided where their own tokens are read in one piece; None: they never are."""
 
     def attend(self, heads: Heads, cache: Cache, qkv_TQ: Tensor, out_TA: Tensor) -> None:
         """See StepAttention."""
@@ -94,7 +101,11 @@ class RowsAttention:
             positions_T=self.chunks.positions_T,
             slot_mapping_T=self.chunks.slot_mapping_T,
         )
-        attend_rows(qkv_TQ, out_TA, cache, heads=heads, rows=self.chunks.rows, config=self.config)
+        rows, dense = self.chunks.rows, self.dense_config
+        if dense is not None and can_attend_dense(heads, qkv_TQ, cache, dense):
+            attend_dense(qkv_TQ, out_TA, cache, heads=heads, rows=rows, config=dense)
+        else:
+            attend_rows(qkv_TQ, out_TA, cache, heads=heads, rows=rows, config=self.config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

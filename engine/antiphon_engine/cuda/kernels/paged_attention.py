@@ -19,17 +19,8 @@ from torch import Tensor
 from triton import jit, next_power_of_2
 from triton import language as tl
 
-from antiphon_engine.cuda.kernels.cached_tokens import (
-    attend_tokens,
-    prefetch_tokens,
-    store_new,
-)
-from antiphon_engine.cuda.kernels.heads import norm_weight, rotated_heads, rotation
-from antiphon_engine.cuda.kernels.launching import (
-    launch_options,
-    let_next_start,
-    wait_for_previous,
-)
+from antiphon_engine.cuda.kernels.decode_pieces import attend_piece, leave_part, row_places
+from antiphon_engine.cuda.kernels.launching import launch_options, let_next_start
 
 LOG2_E: Final = 1.4426950408889634
 """Scores are to the base of 2."""
@@ -203,30 +194,6 @@ def _merge(
     return total / tl.where(is_row, weight, 1.0)[:, None]
 
 
-@jit
-def _hand_over(
-    best, weight, total, sums, largest, weights, arrivals, place, split, num_splits,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
-):  # fmt: skip
-    """Leaves what a program has of a row; the last one that comes writes the row's attention."""
-    row = tl.arange(0, ROWS)
-    is_row = row < GROUP
-    group = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
-    cell = group * SPLITS
-    at = (cell + split) * GROUP + row
-    tl.store(sums + at[:, None] * D + tl.arange(0, D)[None, :], total, mask=is_row[:, None])
-    tl.store(largest + at, best, mask=is_row)
-    tl.store(weights + at, weight, mask=is_row)
-    # All of this program's stores come before its arrival, and all loads behind the last one.
-    tl.debug_barrier()
-    num_before = tl.atomic_add(arrivals + group, 1, sem="acq_rel")
-    if num_before == num_splits - 1:
-        tl.debug_barrier()
-        merged = _merge(sums, largest, weights, cell, num_splits, GROUP, ROWS, D, SPLITS)
-        tl.store(place, merged.to(place.dtype.element_ty), mask=is_row[:, None])
-        tl.store(arrivals + group, 0)
-
-
 @jit(
     do_not_specialize=["min_tokens"],
     do_not_specialize_on_alignment=["positions", "slots", "tables"],
@@ -255,43 +222,23 @@ def _paged_kernel(
     table = tables + tl.load(slots + b).to(tl.int64) * table_width
     first = split * share
     end = tl.minimum(first + share, position)
-    token = tl.arange(0, TOKENS)
-    feature = tl.arange(0, D)
-    row = tl.arange(0, ROWS)
-    is_row = row < GROUP
-    if OVERLAP:
-        seen = first + token < end
-        prefetch_tokens(keys, table, first + token, seen, kv_head, BLOCK, KV_HEADS, D)
-        prefetch_tokens(values, table, first + token, seen, kv_head, BLOCK, KV_HEADS, D)
-    cosine, sine = rotation(cosines, sines, position, D)
-    q_own, q_partner = norm_weight(q_norm, D, NORM)
-    k_own, k_partner = norm_weight(k_norm, D, NORM)
-    wait_for_previous(OVERLAP)
-    qkv_row = qkv + b * (HEADS + 2 * KV_HEADS) * D
-    q = rotated_heads(
-        qkv_row + (kv_head * GROUP + row) * D, is_row, q_own, q_partner, cosine, sine, epsilon,
-        D, NORM,
-    ).to(qkv.dtype.element_ty)  # fmt: skip
-    best = tl.full([ROWS], -1.0e30, tl.float32)
-    weight = tl.zeros([ROWS], tl.float32)
-    total = tl.zeros([ROWS, D], tl.float32)
-    if split == num_splits - 1:
-        key, value = store_new(
-            qkv_row, keys, values, table, position, k_own, k_partner, cosine, sine, epsilon,
-            kv_head, HEADS, KV_HEADS, D, BLOCK, NORM,
-        )  # fmt: skip
-        best = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * scale
-        weight += 1.0
-        total += value.to(tl.float32)
-    best, weight, total = attend_tokens(
-        q, keys, values, table, kv_head, first, end, best, weight, total, scale,
-        BLOCK, KV_HEADS, D, TOKENS, ROWS, STAGES,
+    best, weight, total = attend_piece(
+        qkv, keys, values, q_norm, k_norm, cosines, sines, table, b, kv_head, position, first, end,
+        split == num_splits - 1, epsilon, scale,
+        HEADS, KV_HEADS, ROWS, D, BLOCK, NORM, TOKENS, STAGES, OVERLAP,
     )  # fmt: skip
-    place = out + (b * HEADS + kv_head * GROUP + row)[:, None] * D + feature[None, :]
+    places = row_places(out, b, kv_head, HEADS, GROUP, ROWS, D)
+    is_row = (tl.arange(0, ROWS) < GROUP)[:, None]
     if num_splits == 1:
-        tl.store(place, (total / weight[:, None]).to(out.dtype.element_ty), mask=is_row[:, None])
-    else:
-        _hand_over(
-            best, weight, total, sums, largest, weights, arrivals, place, split, num_splits,
-            GROUP, ROWS, D, SPLITS,
-        )  # fmt: skip
+        tl.store(places, (total / weight[:, None]).to(out.dtype.element_ty), mask=is_row)
+        return
+    group = b * KV_HEADS + kv_head
+    cell = group * SPLITS
+    arrival = arrivals + group
+    if leave_part(
+        best, weight, total, sums, largest, weights, cell + split, arrival, num_splits,
+        GROUP, ROWS, D,
+    ):  # fmt: skip
+        merged = _merge(sums, largest, weights, cell, num_splits, GROUP, ROWS, D, SPLITS)
+        tl.store(places, merged.to(out.dtype.element_ty), mask=is_row)
+        tl.store(arrival, 0)

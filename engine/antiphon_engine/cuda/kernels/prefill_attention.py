@@ -27,7 +27,7 @@ from antiphon_engine.cuda.kernels.cached_tokens import (
 from antiphon_engine.cuda.kernels.heads import norm_weight, rotated_heads, rotation
 from antiphon_engine.cuda.kernels.paged_attention import LOG2_E, Heads
 
-_MIN_ROW_PLACES: Final = 256
+MIN_ROW_PLACES: Final = 256
 """Rows among which a program looks for its own: a kernel for each number of them would have to be
 compiled while others wait."""
 
@@ -93,7 +93,7 @@ def attend_rows(
         BLOCK=keys.shape[1],
         TILE=tile_rows,
         TOKENS=config.block_tokens,
-        ROW_PLACES=max(_MIN_ROW_PLACES, next_power_of_2(num_rows)),
+        ROW_PLACES=max(MIN_ROW_PLACES, next_power_of_2(num_rows)),
         STAGES=config.num_stages,
         ONE_LOOP=config.one_loop,
         num_warps=config.num_warps,
@@ -101,7 +101,7 @@ def attend_rows(
 
 
 @jit
-def _tile_row(starts, num_rows, tile, TILE_TOKENS: tl.constexpr, ROW_PLACES: tl.constexpr):
+def find_tile(starts, num_rows, tile, TILE_TOKENS: tl.constexpr, ROW_PLACES: tl.constexpr):
     """Returns the row that a tile belongs to, and which of its tiles it is.
 
     Row r's tiles begin at starts[r] // TILE_TOKENS + r: that leaves each as many as it needs.
@@ -114,7 +114,17 @@ def _tile_row(starts, num_rows, tile, TILE_TOKENS: tl.constexpr, ROW_PLACES: tl.
 
 
 @jit
-def _turn(
+def softmax_step(scores, best, weight, scale):
+    """Returns tokens' shares, what the sum so far fades by, the largest score and the weight."""
+    # Scaled behind the maximum: a multiplication and a subtraction become one instruction.
+    better = tl.maximum(best, tl.max(scores, 1) * scale)
+    shares = tl.exp2(scores * scale - better[:, None])
+    fade = tl.exp2(best - better)
+    return shares, fade, better, weight * fade + tl.sum(shares, 1)
+
+
+@jit
+def attend_block(
     q, keys, values, table, start, kv_head, position, num_seen, best, weight, total, scale,
     BLOCK: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, TOKENS: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -136,15 +146,11 @@ def _turn(
         scores *= k_scale[None, :]
     if CAUSAL:
         scores = tl.where(token[None, :] <= position[:, None], scores, -1.0e30)
-    # Scaled behind the maximum: a multiplication and a subtraction become one instruction.
-    better = tl.maximum(best, tl.max(scores, 1) * scale)
-    shares = tl.exp2(scores * scale - better[:, None])
-    fade = tl.exp2(best - better)
-    weight = weight * fade + tl.sum(shares, 1)
+    shares, fade, best, weight = softmax_step(scores, best, weight, scale)
     if NARROW:
         shares *= v_scale[None, :]
     total = tl.dot(shares.to(v.dtype), v, total * fade[:, None], input_precision="ieee")
-    return better, weight, total
+    return best, weight, total
 
 
 @jit(
@@ -163,7 +169,7 @@ def _rows_kernel(
     # The last tiles of a prompt see most: they go first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
-    r, row_tile = _tile_row(starts, num_rows, tile, TILE_TOKENS, ROW_PLACES)
+    r, row_tile = find_tile(starts, num_rows, tile, TILE_TOKENS, ROW_PLACES)
     start = tl.load(starts + r)
     num_tokens = tl.load(starts + r + 1) - start
     if row_tile * TILE_TOKENS >= num_tokens:
@@ -187,12 +193,12 @@ def _rows_kernel(
     weight = tl.zeros([TILE], tl.float32)
     total = tl.zeros([TILE, D], tl.float32)
     for at in tl.range(0, num_full, TOKENS, num_stages=STAGES):
-        best, weight, total = _turn(
+        best, weight, total = attend_block(
             q, keys, values, table, at, kv_head, position, num_seen, best, weight, total, scale,
             BLOCK, KV_HEADS, D, TOKENS, False,
         )  # fmt: skip
     for at in tl.range(num_full, num_seen, TOKENS, num_stages=STAGES):
-        best, weight, total = _turn(
+        best, weight, total = attend_block(
             q, keys, values, table, at, kv_head, position, num_seen, best, weight, total, scale,
             BLOCK, KV_HEADS, D, TOKENS, True,
         )  # fmt: skip
@@ -212,10 +218,10 @@ def store_heads(
     positions_T: Tensor,
     slot_mapping_T: Tensor,
 ) -> None:
-    """Normalises and rotates heads: queries in place; keys and values go into the cache.
+    """Normalises and rotates heads: queries and keys in place; keys and values into the cache.
 
     Args:
-        qkv_TF: [T, (N + 2 K) D], queries first; its keys stay as they are.
+        qkv_TF: [T, (N + 2 K) D], queries first.
         cache: Keys and values of the layer, as `KvTensors` has them.
         heads: The layer's.
         positions_T: int32; where it is negative, nothing is written.
@@ -276,6 +282,8 @@ def _store_kernel(
         if first + TILE > HEADS:
             own, partner = norm_weight(k_norm, D, NORM)
             k = rotated_heads(rows, is_k, own, partner, cosine, sine, epsilon, D, NORM)
+            tl.debug_barrier()
+            tl.store(rows[:, None] + feature[None, :], k.to(element), mask=is_k[:, None])
             store_heads_at(k, keys, block, offset, kv_head, is_k, BLOCK, KV_HEADS, D, TILE)
     if first + TILE > HEADS + KV_HEADS:
         v = tl.load(rows[:, None] + feature[None, :], mask=is_v[:, None], other=0.0)

@@ -18,17 +18,8 @@ from torch import Tensor
 from triton import cdiv, jit, next_power_of_2
 from triton import language as tl
 
-from antiphon_engine.cuda.kernels.cached_tokens import (
-    attend_tokens,
-    prefetch_tokens,
-    store_new,
-)
-from antiphon_engine.cuda.kernels.heads import norm_weight, rotated_heads, rotation
-from antiphon_engine.cuda.kernels.launching import (
-    launch_options,
-    let_next_start,
-    wait_for_previous,
-)
+from antiphon_engine.cuda.kernels.decode_pieces import attend_piece, leave_part, row_places
+from antiphon_engine.cuda.kernels.launching import launch_options, let_next_start
 from antiphon_engine.cuda.kernels.paged_attention import LOG2_E, Heads, PagedRows
 
 _ITEM_FIELDS: Final = 8
@@ -235,31 +226,6 @@ def _put_together(
     return total / tl.where(row < GROUP, weight, 1.0)[:, None]
 
 
-@jit
-def _hand_over(
-    best, weight, total, sums, largest, weights, arrivals, places, item, b, first_item, num_pieces,
-    kv_head, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
-):  # fmt: skip
-    """Leaves what a program has of a row; the last one that comes writes the row's attention."""
-    row = tl.arange(0, ROWS)
-    is_row = row < GROUP
-    at = (item * KV_HEADS + kv_head) * GROUP + row
-    tl.store(sums + at[:, None] * D + tl.arange(0, D)[None, :], total, mask=is_row[:, None])
-    tl.store(largest + at, best, mask=is_row)
-    tl.store(weights + at, weight, mask=is_row)
-    # All of this program's stores come before its arrival, and all loads behind the last one.
-    tl.debug_barrier()
-    arrival = arrivals + b * KV_HEADS + kv_head
-    num_before = tl.atomic_add(arrival, 1, sem="acq_rel")
-    if num_before == num_pieces - 1:
-        tl.debug_barrier()
-        merged = _put_together(
-            sums, largest, weights, first_item, num_pieces, kv_head, GROUP, KV_HEADS, ROWS, D
-        )
-        tl.store(places, merged.to(places.dtype.element_ty), mask=is_row[:, None])
-        tl.store(arrival, 0)
-
-
 @jit(do_not_specialize_on_alignment=["positions", "slots", "tables"])
 def _spread_kernel(
     qkv, out, keys, values, q_norm, k_norm, cosines, sines, positions, slots, tables, table_width,
@@ -281,43 +247,23 @@ def _spread_kernel(
     position = tl.load(positions + b)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     table = tables + tl.load(slots + b).to(tl.int64) * table_width
-    token = tl.arange(0, TOKENS)
-    feature = tl.arange(0, D)
-    row = tl.arange(0, ROWS)
-    is_row = row < GROUP
-    if OVERLAP:
-        seen = first + token < end
-        prefetch_tokens(keys, table, first + token, seen, kv_head, BLOCK, KV_HEADS, D)
-        prefetch_tokens(values, table, first + token, seen, kv_head, BLOCK, KV_HEADS, D)
-    cosine, sine = rotation(cosines, sines, position, D)
-    q_own, q_partner = norm_weight(q_norm, D, NORM)
-    k_own, k_partner = norm_weight(k_norm, D, NORM)
-    wait_for_previous(OVERLAP)
-    qkv_row = qkv + b * (HEADS + 2 * KV_HEADS) * D
-    q = rotated_heads(
-        qkv_row + (kv_head * GROUP + row) * D, is_row, q_own, q_partner, cosine, sine, epsilon,
-        D, NORM,
-    ).to(qkv.dtype.element_ty)  # fmt: skip
-    best = tl.full([ROWS], -1.0e30, tl.float32)
-    weight = tl.zeros([ROWS], tl.float32)
-    total = tl.zeros([ROWS, D], tl.float32)
-    if item == first_item + num_pieces - 1:
-        key, value = store_new(
-            qkv_row, keys, values, table, position, k_own, k_partner, cosine, sine, epsilon,
-            kv_head, HEADS, KV_HEADS, D, BLOCK, NORM,
-        )  # fmt: skip
-        best = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * scale
-        weight += 1.0
-        total += value.to(tl.float32)
-    best, weight, total = attend_tokens(
-        q, keys, values, table, kv_head, first, end, best, weight, total, scale,
-        BLOCK, KV_HEADS, D, TOKENS, ROWS, STAGES,
+    best, weight, total = attend_piece(
+        qkv, keys, values, q_norm, k_norm, cosines, sines, table, b, kv_head, position, first, end,
+        item == first_item + num_pieces - 1, epsilon, scale,
+        HEADS, KV_HEADS, ROWS, D, BLOCK, NORM, TOKENS, STAGES, OVERLAP,
     )  # fmt: skip
-    places = out + (b * HEADS + kv_head * GROUP + row)[:, None] * D + feature[None, :]
+    places = row_places(out, b, kv_head, HEADS, GROUP, ROWS, D)
+    is_row = (tl.arange(0, ROWS) < GROUP)[:, None]
     if num_pieces == 1:
-        tl.store(places, (total / weight[:, None]).to(out.dtype.element_ty), mask=is_row[:, None])
-    else:
-        _hand_over(
-            best, weight, total, sums, largest, weights, arrivals, places, item, b, first_item,
-            num_pieces, kv_head, GROUP, KV_HEADS, ROWS, D,
-        )  # fmt: skip
+        tl.store(places, (total / weight[:, None]).to(out.dtype.element_ty), mask=is_row)
+        return
+    arrival = arrivals + b * KV_HEADS + kv_head
+    if leave_part(
+        best, weight, total, sums, largest, weights, item * KV_HEADS + kv_head, arrival,
+        num_pieces, GROUP, ROWS, D,
+    ):  # fmt: skip
+        merged = _put_together(
+            sums, largest, weights, first_item, num_pieces, kv_head, GROUP, KV_HEADS, ROWS, D
+        )
+        tl.store(places, merged.to(out.dtype.element_ty), mask=is_row)
+        tl.store(arrival, 0)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from antiphon_engine.cuda.kernels.dense_prefill import DenseConfig, attend_dense
 from antiphon_engine.cuda.kernels.paged_attention import (
     Heads,
     PagedConfig,
@@ -28,6 +29,8 @@ from support import cuda_reference as reference
 NUM_SLOTS, NUM_BLOCKS = 4, 8
 PAGED = PagedConfig(max_splits=4, min_split_tokens=16, block_tokens=16, num_stages=2)
 PREFILL = PrefillConfig(tile_rows=32, block_tokens=16, num_stages=2, num_warps=4)
+ONE_LOOP = replace(PREFILL, one_loop=True)
+DENSE = DenseConfig(tile_rows=32, block_tokens=16, num_stages=2, num_warps=4)
 EPSILON = 1e-5
 
 
@@ -159,7 +162,8 @@ class Cache:
             slot_mapping_T=torch.tensor(mapping, device=self.device),
         )
         out = self.out(len(places))
-        attend_rows(
+        attend = attend_dense if isinstance(config, DenseConfig) else attend_rows
+        attend(
             qkv,
             out,
             self.pools,
@@ -310,18 +314,28 @@ def test_padding_rows_touch_no_other_row(device, dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "kind", "one_loop"),
+    ("heads", "kind", "config"),
     [
-        pytest.param(*QWEN3, False, marks=pytest.mark.device),
-        pytest.param(*SEVEN_QUERIES, True, marks=pytest.mark.device),
-        pytest.param(*ONE_QUERY, False, marks=pytest.mark.device),
-        (*NARROW, False),
-        pytest.param(*NARROW_BLOCKS, True, marks=pytest.mark.device),
+        (*QWEN3, DENSE),
+        pytest.param(*QWEN3, PREFILL, marks=pytest.mark.device),
+        pytest.param(*SEVEN_QUERIES, ONE_LOOP, marks=pytest.mark.device),
+        pytest.param(*SEVEN_QUERIES, DENSE, marks=pytest.mark.device),
+        pytest.param(*ONE_QUERY, PREFILL, marks=pytest.mark.device),
+        (*NARROW, PREFILL),
+        pytest.param(*NARROW_BLOCKS, ONE_LOOP, marks=pytest.mark.device),
     ],
-    ids=("qwen3", "seven_queries", "one_query", "narrow", "narrow_blocks"),
+    ids=(
+        "dense",
+        "qwen3",
+        "seven_queries",
+        "dense_seven_queries",
+        "one_query",
+        "narrow",
+        "narrow_blocks",
+    ),
 )
 def test_prefill_is_causal_attention_behind_a_context(
-    device, dtype, tolerance, heads, kind, one_loop
+    device, dtype, tolerance, heads, kind, config
 ) -> None:
     cache = Cache(device, dtype, heads, **kind)
     rows = [(2, 0, 5), (0, 20, 1), (3, 0, 0), (1, 30, 19)]
@@ -329,7 +343,7 @@ def test_prefill_is_causal_attention_behind_a_context(
     positions = cache.ints([*range(5), 20, *range(30, 49)])
     q, k, v = reference.prepared_heads(cache.heads, qkv, positions)
 
-    out = cache.prefill(qkv, rows, replace(PREFILL, one_loop=one_loop))
+    out = cache.prefill(qkv, rows, config)
 
     first = 0
     for slot, begin, count in rows:
@@ -345,12 +359,11 @@ def test_prefill_is_causal_attention_behind_a_context(
 @pytest.mark.parametrize("narrow", [False, pytest.param(True, marks=pytest.mark.device)])
 def test_cuts_of_a_prompt_and_its_neighbours_change_no_bit(device, dtype, narrow) -> None:
     cache = Cache(device, dtype, (4, 2, 32 if narrow else 16), norm=True, narrow=narrow)
-    config = replace(PREFILL, one_loop=True)
     prompt = cache.qkv(30)
-    whole = cache.prefill(prompt.clone(), [(2, 0, 30)], config)
+    whole = cache.prefill(prompt.clone(), [(2, 0, 30)], ONE_LOOP)
 
-    first = cache.prefill(torch.cat((cache.qkv(3), prompt[:13])), [(1, 0, 3), (0, 0, 13)], config)
-    second = cache.prefill(prompt[13:29].clone(), [(0, 13, 16)], config)
-    last = cache.prefill(torch.cat((prompt[29:], cache.qkv(2))), [(0, 29, 1), (1, 3, 2)], config)
+    first = cache.prefill(torch.cat((cache.qkv(3), prompt[:13])), [(1, 0, 3), (0, 0, 13)], ONE_LOOP)
+    second = cache.prefill(prompt[13:29].clone(), [(0, 13, 16)], ONE_LOOP)
+    last = cache.prefill(torch.cat((prompt[29:], cache.qkv(2))), [(0, 29, 1), (1, 3, 2)], ONE_LOOP)
 
     assert torch.equal(torch.cat((first[3:], second, last[:1])), whole)
