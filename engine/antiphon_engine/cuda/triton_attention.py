@@ -183,5 +183,10 @@ class TritonBackend:
 
     def for_chunks(self, chunks: ChunkRows) -> StepAttention:
         """See AttentionBackend."""
-        config = prefill_config(is_narrow=self.options.is_narrow, is_fixed=self.options.is_fixed)
-        return RowsAttention(chunks=chunks, config=config)
+        options = self.options
+        return RowsAttention(
+            chunks=chunks,
+            config=prefill_config(is_narrow=options.is_narrow, is_fixed=options.is_fixed),
+            # Where a prompt was cut would show in blocks that are counted from there.
+            dense_config=None if options.is_fixed else DenseConfig(),
+        )

@@ -9,9 +9,11 @@ import torch
 from antiphon_engine.api.errors import StartupError
 from antiphon_engine.cuda.attention_backend import AttentionShape
 from antiphon_engine.cuda.attention_choice import AttentionNeeds, choose_backend, open_backends
+from antiphon_engine.cuda.attention_timing import ChunkTimer
 from antiphon_engine.cuda.flashinfer_library import FlashInferError
 from antiphon_engine.cuda.measured_choices import attention_choices
 from antiphon_engine.device import CPU
+from antiphon_engine.kv_tensors import KvLayout, KvTensors
 from support.fake_flashinfer import FakeLibrary
 
 OWN, OTHER = SimpleNamespace(name="triton"), SimpleNamespace(name="flashinfer")
@@ -99,3 +101,36 @@ def test_what_cannot_be_measured_is_not_chosen_and_not_kept(tmp_path: Path) -> N
 
     assert choose_backend((OWN, OTHER), fail, known=known, key="model") is OWN
     assert "model" not in known
+
+
+def test_measured_prompts_take_a_whole_step_and_the_blocks_of_their_tokens() -> None:
+    layout = KvLayout(
+        num_layers=1,
+        num_blocks=5,
+        block_tokens=8,
+        num_kv_heads=2,
+        head_dim=16,
+        dtype=torch.float32,
+    )
+    qkv = torch.empty(50, 8 * 16)
+    timer = ChunkTimer(
+        heads=None,
+        kv=KvTensors(layout, torch.device("cpu")),
+        qkv_TQ=qkv,
+        out_TA=qkv[:, :64],
+        context_tokens=20,
+    )
+
+    chunks = timer.chunks()
+
+    rows = chunks.rows
+    assert rows.num_tokens == 50
+    assert rows.row_starts_R1.tolist() == [0, 20, 40, 50]
+    assert rows.block_tables_SM.tolist() == [[0, 1, 2], [3, 4, 0], [1, 2, 3]]
+    assert chunks.positions_T.tolist() == [*range(20), *range(20), *range(10)]
+    for row, start in enumerate((0, 20, 40)):
+        for token in range(start, min(start + 20, 50)):
+            block, offset = divmod(int(chunks.slot_mapping_T[token]), 8)
+            position = token - start
+            assert (block, offset) == (int(rows.block_tables_SM[row, position // 8]), position % 8)
+    assert chunks.host.row_starts_R1.tolist() == rows.row_starts_R1.tolist()
