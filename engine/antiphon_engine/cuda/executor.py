@@ -119,6 +119,8 @@ class CudaExecutor:
         self._copier = copier
         self._device = device
         self._vocabulary_size = sizes.vocabulary_size
+        # A context may end in its last block's first token.
+        self._row_tokens = (sizes.max_blocks - 1) * config.block_tokens + 1
         layout = SlabLayout(config, max_blocks=sizes.max_blocks)
         num_sets = config.num_buffer_sets
         self._sets: list[HostSlab] = [
@@ -188,7 +190,9 @@ class CudaExecutor:
         """
         host = self._sets[0]
         step, num_rows = host.buffers, self._returns[0].array.size
-        num_tokens = max(num_rows, self._config.max_step_tokens)
+        # No row is longer than a context: tables of blocks and of positions end there.
+        most = num_rows * self._row_tokens
+        num_tokens = max(num_rows, min(self._config.max_step_tokens, most))
         starts = np.linspace(0, num_tokens, num_rows + 1).astype(np.int32)
         step["cu_q"][: num_rows + 1] = starts
         positions = np.arange(num_tokens) - np.repeat(starts[:-1], np.diff(starts))

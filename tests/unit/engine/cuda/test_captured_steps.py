@@ -208,3 +208,12 @@ def test_deltas_of_one_place_end_with_the_last(checkpoint):
     tables.settle(deltas)
 
     assert deltas.tolist() == [[2, 1, 9], [2, 1, 9], [3, 0, 4]]
+
+
+def test_largest_step_has_no_row_that_is_longer_than_a_context(checkpoint):
+    config = config_of(max_rows=2, max_step_tokens=400, max_context_tokens=100)
+    loaded, model = load_on_cpu(config, checkpoint, recorder=None)
+
+    loaded.executor.run_largest_step()
+
+    assert model.mixed_sizes == [(2 * 97, 2, 0)]
