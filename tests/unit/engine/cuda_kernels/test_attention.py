@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from antiphon_engine.cuda.kernels.dense_prefill import DenseConfig, attend_dense
+from antiphon_engine.cuda.kernels.dense_prefill import DenseConfig, attend_dense, can_attend_dense
 from antiphon_engine.cuda.kernels.paged_attention import (
     Heads,
     PagedConfig,
@@ -354,6 +354,27 @@ def test_prefill_is_causal_attention_behind_a_context(
             wanted = reference.attention(q[span], keys, values, context=begin)
             assert reference.relative_error(out[span], wanted.flatten(1)) < tolerance
         first += count
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype", "head_dim", "is_read_so"),
+    [
+        (torch.bfloat16, torch.bfloat16, 128, True),
+        (torch.bfloat16, torch.bfloat16, 64, True),
+        (torch.bfloat16, torch.bfloat16, 256, False),
+        (torch.bfloat16, torch.int16, 128, False),
+        (torch.float32, torch.float32, 64, False),
+    ],
+)
+def test_own_tokens_are_read_in_one_piece_where_that_fits_and_changes_nothing(
+    device, dtype, kv_dtype, head_dim, is_read_so
+) -> None:
+    heads = Cache(device, torch.float32, (2, 1, head_dim)).heads
+    pools = (torch.empty(0, dtype=kv_dtype), torch.empty(0, dtype=kv_dtype))
+
+    found = can_attend_dense(heads, torch.empty(0, dtype=dtype), pools, DenseConfig())
+
+    assert found == is_read_so
 
 
 @pytest.mark.parametrize("narrow", [False, pytest.param(True, marks=pytest.mark.device)])
