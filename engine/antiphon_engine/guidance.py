@@ -11,7 +11,7 @@ from antiphon_engine.api.messages import RequestFailed
 from antiphon_engine.grammar.filling import FillTask, MaskFiller
 from antiphon_engine.grammar.masking import StepMasks
 from antiphon_engine.requests import Requests
-from antiphon_engine.step_executor import StepBuffers
+from antiphon_engine.step_executor import StepBuffers, row_flags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +164,8 @@ class Guidance:
         for row in late_rows:
             if (ahead := self._ahead.get(int(plan["handle"][row]))) is not None:
                 ahead.settled = True
+        if not has_guided_rows(plan):
+            return
         num_rows = int(plan["header"][_native.HEADER_NUM_ROWS])
         result = plan["result"][:num_rows]
         goes_on = (result[:, 0] > 0) & (result[:, 1] == _native.FINISH_NONE)
@@ -192,5 +194,4 @@ class Guidance:
 
 def has_guided_rows(plan: StepBuffers) -> bool:
     """Returns whether a planned step has rows of guided requests."""
-    num_rows = int(plan["header"][_native.HEADER_NUM_ROWS])
-    return bool((plan["flags"][:num_rows] & _native.FLAG_GUIDED).any())
+    return bool(row_flags(plan) & _native.FLAG_GUIDED)

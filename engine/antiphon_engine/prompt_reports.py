@@ -73,6 +73,8 @@ class PromptReports:
         """
         num_rows = int(plan["header"][_native.HEADER_NUM_ROWS])
         num_decode_rows = int(plan["header"][_native.HEADER_NUM_DECODE_ROWS])
+        if num_rows == num_decode_rows:
+            return []
         asked = plan["flags"][num_decode_rows:num_rows] & _native.FLAG_PROMPT_LOGPROBS
         parts = (
             self._part_of(plan, num_decode_rows + row) for row in np.flatnonzero(asked).tolist()

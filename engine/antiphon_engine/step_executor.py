@@ -94,6 +94,12 @@ def sampled_rows(step: StepBuffers) -> NDArray[np.int64]:
     return np.flatnonzero(np.diff(step["sample_indptr"][: num_rows + 1]))
 
 
+def row_flags(step: StepBuffers) -> int:
+    """Returns the flags that any row of a planned step has."""
+    num_rows = int(step["header"][_native.HEADER_NUM_ROWS])
+    return int(np.bitwise_or.reduce(step["flags"][:num_rows]))
+
+
 def make_buffers(config: EngineConfig, *, max_blocks: int, pinned: bool = False) -> StepBuffers:
     """Returns a set of arrays, large enough for any step.
 

@@ -68,7 +68,9 @@ def collect_news(
 
 
 def _started(plan: StepBuffers, requests: Requests, num_rows: int, start_ns: int) -> list[Started]:
-    started = []
+    started: list[Started] = []
+    if num_rows == plan["header"][_native.HEADER_NUM_DECODE_ROWS]:
+        return started
     for row in np.nonzero(plan["flags"][:num_rows] & _native.FLAG_FIRST)[0]:
         active = requests.owner(int(plan["handle"][row]))
         # The other outputs of a request reuse what its first computed, which is no cache hit.

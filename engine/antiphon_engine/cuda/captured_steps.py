@@ -42,14 +42,25 @@ class CapturedSteps:
         self._input_ids_T = torch.zeros_like(slab.input_ids_T)
         self._logits_BV = torch.zeros((num_rows, vocabulary_size), device=device)
         self._likeliest_B = torch.zeros(num_rows, dtype=torch.int32, device=device)
+        # Those of mixed steps are padded.
+        self._all_mixed_deltas_1 = torch.full((1,), MIXED_DELTAS, dtype=torch.int32, device=device)
+        self._results: dict[int, tuple[Tensor, Tensor]] = {}
 
     def logits(self, num_rows: int) -> Tensor:
         """Returns what the last step computed for its first rows, float32 [num_rows, V]."""
-        return self._logits_BV[:num_rows]
+        return self._result(num_rows)[0]
 
     def likeliest(self, num_rows: int) -> Tensor:
         """Returns the likeliest tokens of the last step's first rows, int32 [num_rows]."""
-        return self._likeliest_B[:num_rows]
+        return self._result(num_rows)[1]
+
+    def _result(self, num_rows: int) -> tuple[Tensor, Tensor]:
+        if (views := self._results.get(num_rows)) is None:
+            views = self._results[num_rows] = (
+                self._logits_BV[:num_rows],
+                self._likeliest_B[:num_rows],
+            )
+        return views
 
     def launch_decode(self, num_rows: int) -> None:
         """Launches a step of single tokens, all of which are sampled.
@@ -61,6 +72,7 @@ class CapturedSteps:
         self._edges.begin(
             StepStart(
                 deltas_D3=step.deltas_D3,
+                num_deltas_1=step.num_deltas_1,
                 input_ids_T=step.input_ids_B,
                 gather_slots_T=step.gather_slots_B,
                 known_ids_T=ids_B,
@@ -88,6 +100,7 @@ class CapturedSteps:
         self._edges.begin(
             StepStart(
                 deltas_D3=slab.table_deltas_D3[:MIXED_DELTAS],
+                num_deltas_1=self._all_mixed_deltas_1,
                 input_ids_T=slab.input_ids_T[:num_tokens],
                 gather_slots_T=slab.gather_slots_T[:num_tokens],
                 known_ids_T=ids_T,

@@ -6,6 +6,8 @@ sums run in another order than on the CPU.
 Shapes: S sampled rows, V the vocabulary.
 """
 
+from typing import Final
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -20,9 +22,9 @@ from antiphon_engine.grammar.masking import StepMasks
 from antiphon_engine.likeliest import likeliest_ids
 from antiphon_engine.row_logprobs import raw_logprobs
 from antiphon_engine.sampler import Sampled
-from antiphon_engine.step_executor import StepBuffers, sampled_rows
+from antiphon_engine.step_executor import StepBuffers, row_flags, sampled_rows
 
-_ASKS = np.uint32(_native.FLAG_LOGPROBS | _native.FLAG_MIN_TOKENS)
+_ASKS: Final = _native.FLAG_LOGPROBS | _native.FLAG_MIN_TOKENS
 
 
 class DeviceSampler:
@@ -72,8 +74,7 @@ class DeviceSampler:
 
     def _is_plain(self, plan: StepBuffers) -> bool:
         """Returns whether it is plain at first sight that all rows take the likeliest token."""
-        num_rows = int(plan["header"][_native.HEADER_NUM_ROWS])
-        return self._draws.tables.is_plain and not (plan["flags"][:num_rows] & _ASKS).any()
+        return self._draws.tables.is_plain and not row_flags(plan) & _ASKS
 
     def _drawn_rows(
         self, plan: StepBuffers, rows: NDArray[np.int64], masks: StepMasks | None

@@ -41,7 +41,7 @@ from antiphon_engine.device import Device, Fence
 from antiphon_engine.kv_copies import KvCopier, carry_out_planned
 from antiphon_engine.likeliest import likeliest_ids
 from antiphon_engine.prompt_scores import ScoredTokens, TokenScores, score_tokens
-from antiphon_engine.step_executor import StepBuffers, sampled_rows
+from antiphon_engine.step_executor import StepBuffers, row_flags, sampled_rows
 
 _NOTHING = torch.empty(0)
 
@@ -82,10 +82,14 @@ class _ReturnPath:
         self.tokens_B = torch.zeros(num_rows, dtype=torch.int32, pin_memory=pinned)
         self.array: NDArray[np.int32] = self.tokens_B.numpy()
         self.done = torch.cuda.Event() if device.is_cuda else None
+        self._beginnings: dict[int, Tensor] = {}
 
     def bring(self, tokens_S: Tensor) -> None:
         """Launches the way back."""
-        self.tokens_B[: len(tokens_S)].copy_(tokens_S, non_blocking=True)
+        num = len(tokens_S)
+        if (beginning := self._beginnings.get(num)) is None:
+            beginning = self._beginnings[num] = self.tokens_B[:num]
+        beginning.copy_(tokens_S, non_blocking=True)
         if self.done is not None:
             self.done.record()
 
@@ -224,7 +228,7 @@ class CudaExecutor:
         sampled = None if num_samples == num_rows else sampled_rows(step)
         launch = _Launch(copied, num_rows, sampled)
         self._launches[set_index] = launch
-        if not self._replays or not num_rows or _scores_prompts(step, num_rows):
+        if not self._replays or not num_rows or row_flags(step) & _native.FLAG_PROMPT_LOGPROBS:
             return self._launch_parts(set_index, launch, num_deltas)
         bucket = self._bucket_of(step, num_rows, num_deltas)
         if bucket is not None:
@@ -303,8 +307,8 @@ class CudaExecutor:
     def _replay_decode(self, set_index: int, bucket: int) -> None:
         step, stage = self._sets[set_index].buffers, self._decode_stages[set_index]
         num_rows = int(step["header"][_native.HEADER_NUM_ROWS])
-        stage.pack(step, num_rows, bucket, scratch_slot=self._tables.scratch_slot)
-        self._captured.decode_slab.take(stage, bucket)
+        size = stage.pack(step, num_rows, bucket, scratch_slot=self._tables.scratch_slot)
+        self._captured.decode_slab.take(stage, size)
         self._replays[bucket]()
         self.num_replays += 1
 
@@ -354,7 +358,3 @@ def _host_rows(step: StepBuffers, num_rows: int) -> HostRows:
         contexts_R=step["ctx_len"][:num_rows],
         slots_R=step["slot"][:num_rows],
     )
-
-
-def _scores_prompts(step: StepBuffers, num_rows: int) -> bool:
-    return bool((step["flags"][:num_rows] & _native.FLAG_PROMPT_LOGPROBS).any())

@@ -19,6 +19,8 @@ class StepStart:
 
     deltas_D3: Tensor
     """int32, settled."""
+    num_deltas_1: Tensor
+    """int32: how many of them count."""
     input_ids_T: Tensor
     gather_slots_T: Tensor
     known_ids_T: Tensor
@@ -56,7 +58,7 @@ class OperatorEdges:
 
     def begin(self, start: StepStart) -> None:
         """See StepEdges."""
-        self._tables.change_blocks(start.deltas_D3)
+        self._tables.change_blocks(start.deltas_D3[: int(start.num_deltas_1)])
         start.known_ids_T.copy_(self._tables.known_ids(start.input_ids_T, start.gather_slots_T))
 
     def find_likeliest(self, logits_BV: Tensor, out_B: Tensor) -> None:

@@ -75,7 +75,7 @@ class TimedExecutor:
 
     def execute(self, set_index: int) -> torch.Tensor:
         """See StepExecutor."""
-        self._starts[set_index] = _now()
+        _mark(self._starts, set_index)
         return self._executor.execute(set_index)
 
     def likeliest(self, set_index: int) -> torch.Tensor | None:
@@ -89,7 +89,7 @@ class TimedExecutor:
     def store_tokens(self, set_index: int, tokens: torch.Tensor) -> None:
         """See StepExecutor."""
         self._executor.store_tokens(set_index, tokens)
-        self._ends[set_index] = _now()
+        _mark(self._ends, set_index)
 
     def wait(self, set_index: int) -> None:
         """See StepExecutor."""
@@ -98,7 +98,8 @@ class TimedExecutor:
         self.device_ms.append(self._starts[set_index].elapsed_time(self._ends[set_index]))
 
 
-def _now() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
+def _mark(events: dict[int, torch.cuda.Event], set_index: int) -> None:
+    # Made once for each set: that takes as long as launching a small step.
+    if set_index not in events:
+        events[set_index] = torch.cuda.Event(enable_timing=True)
+    events[set_index].record()

@@ -13,18 +13,18 @@ from antiphon_engine.cuda.step_edges import StepStart
 
 def begin_step(start: StepStart, tables: DeviceTables) -> None:
     """Launches changes of the block table, and the reading of ids that the plan doesn't know."""
-    num_deltas, num_tokens = start.deltas_D3.shape[0], start.input_ids_T.shape[0]
+    most_deltas, num_tokens = start.deltas_D3.shape[0], start.input_ids_T.shape[0]
     _begin_kernel[(1,)](
         start.deltas_D3,
+        start.num_deltas_1,
         tables.blocks_SM,
         start.input_ids_T,
         start.gather_slots_T,
         tables.last_tokens_S,
         start.known_ids_T,
-        num_deltas,
         num_tokens,
         tables.blocks_SM.shape[1],
-        BLOCK=next_power_of_2(max(num_deltas, num_tokens, 32)),
+        BLOCK=next_power_of_2(max(most_deltas, num_tokens, 32)),
         num_warps=4,
     )
 
@@ -38,23 +38,29 @@ def keep_last_tokens(slots_R: Tensor, tokens_R: Tensor, last_tokens_S: Tensor) -
 
 
 @jit(
-    do_not_specialize=["num_deltas", "num_tokens", "num_blocks"],
-    do_not_specialize_on_alignment=["deltas", "input_ids", "gather_slots", "known_ids"],
+    do_not_specialize=["num_tokens", "num_blocks"],
+    do_not_specialize_on_alignment=[
+        "deltas",
+        "num_deltas",
+        "input_ids",
+        "gather_slots",
+        "known_ids",
+    ],
 )
 def _begin_kernel(
     deltas,
+    num_deltas,
     blocks,
     input_ids,
     gather_slots,
     last_tokens,
     known_ids,
-    num_deltas,
     num_tokens,
     num_blocks,
     BLOCK: tl.constexpr,
 ):
     index = tl.arange(0, BLOCK)
-    is_delta = index < num_deltas
+    is_delta = index < tl.load(num_deltas)
     slot = tl.load(deltas + 3 * index, mask=is_delta, other=0).to(tl.int64)
     place = tl.load(deltas + 3 * index + 1, mask=is_delta, other=0)
     block = tl.load(deltas + 3 * index + 2, mask=is_delta, other=0)
