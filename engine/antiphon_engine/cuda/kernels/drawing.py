@@ -29,7 +29,9 @@ from antiphon_engine.cuda.kernels.searching import (
 )
 from antiphon_engine.cuda.slot_sampling import SlotSampling
 
-_BLOCK: Final = 1024
+_BLOCK: Final = 512
+"""Tokens of one turn of a program's loop."""
+_CHUNKS_OF_A_PART: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +41,10 @@ class DrawWorkspace:
     maxima_DC: Tensor
     places_DC: Tensor
     """Of each chunk's largest logit."""
-    states_2D5: Tensor
+    states_2D6: Tensor
     """Of each row's search; passes in turn."""
     masses_2DC8: Tensor
-    """What of each chunk lies up to each of a pass's eight bounds."""
+    """What of each chunk, or of several, lies below each of a pass's eight edges."""
     weights_DC: Tensor
     """What stays of each chunk, without ties ..."""
     ties_DC: Tensor
@@ -65,7 +67,7 @@ class DrawWorkspace:
         return cls(
             maxima_DC=empty(num_rows, num_chunks, dtype=torch.float32),
             places_DC=empty(num_rows, num_chunks, dtype=torch.int32),
-            states_2D5=empty(2, num_rows, STATES, dtype=torch.float64),
+            states_2D6=empty(2, num_rows, STATES, dtype=torch.float64),
             masses_2DC8=empty(2, num_rows, num_chunks, 8, dtype=torch.float64),
             weights_DC=empty(num_rows, num_chunks, dtype=torch.float64),
             ties_DC=empty(num_rows, num_chunks, dtype=torch.int32),
@@ -81,6 +83,8 @@ class RowDrawer:
     tables: SlotSampling
     last_tokens_S: Tensor
     workspace: DrawWorkspace
+    few_rows: int = 32
+    """Up to so many, programs of a search have one chunk each."""
 
     def launch(self, step: DrawArrays, target: DrawTarget, *, num_searches: int) -> None:
         """See DrawLaunches."""
@@ -91,13 +95,26 @@ class RowDrawer:
         self._adjust(step, target, num_chunks)
         grid = (step.num_rows, num_chunks)
         rows = (step.rows_D, step.slots_D, self.tables.params_SP, work.maxima_DC)
-        search = (work.states_2D5, work.masses_2DC8, len(work.maxima_DC), size)
+        # Many rows keep the device busy with few programs each, which begin less often.
+        part = work.chunk * (1 if step.num_rows <= self.few_rows else _CHUNKS_OF_A_PART)
+        num_parts = cdiv(size, part)
+        search = (work.states_2D6, work.masses_2DC8, len(work.maxima_DC), size)
         stays = (work.weights_DC, work.ties_DC, work.bounds_D2)
         sizes = {"CHUNK": work.chunk, "CHUNKS": next_power_of_2(num_chunks), "num_warps": 4}
-        block = min(_BLOCK, work.chunk)
+        parts = {"PARTS": next_power_of_2(num_parts), "BLOCK": min(_BLOCK, work.chunk)}
         for number in range(PASSES * num_searches):
-            search_kernel[grid](target.logits_SV, *rows, *search, number, BLOCK=block, **sizes)
-        _weigh_kernel[grid](target.logits_SV, *rows, *search, *stays, BLOCK=block, **sizes)
+            search_kernel[(step.num_rows, num_parts)](
+                target.logits_SV,
+                *rows,
+                *search,
+                num_chunks,
+                number,
+                PART=part,
+                CHUNKS=sizes["CHUNKS"],
+                num_warps=4,
+                **parts,
+            )
+        _weigh_kernel[grid](target.logits_SV, *rows, *search, num_parts, *stays, **sizes, **parts)
         _pick_kernel[(step.num_rows,)](
             target.logits_SV,
             *rows,
@@ -138,7 +155,7 @@ class RowDrawer:
 
 
 @jit(
-    do_not_specialize=["num_rows", "size"],
+    do_not_specialize=["num_rows", "size", "num_parts"],
     do_not_specialize_on_alignment=["rows", "slots"],
 )
 def _weigh_kernel(
@@ -151,12 +168,14 @@ def _weigh_kernel(
     masses,
     num_rows,
     size,
+    num_parts,
     weights,
     ties,
     bounds,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     index, chunk, num_chunks = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row = tl.load(rows + index).to(tl.int64)
@@ -166,7 +185,7 @@ def _weigh_kernel(
     temperature = tl.load(how).to(tl.float32)
     if temperature == 0:
         return
-    bound, num_ties = staying(states, masses, how, index, num_rows, size, num_chunks, CHUNKS)
+    bound, num_ties = staying(states, masses, how, index, num_rows, size, num_parts, PARTS)
     largest = largest_logit(maxima, index, num_chunks, CHUNKS)
     total, num_at = tl.zeros([BLOCK], tl.float64), tl.zeros([BLOCK], tl.int32)
     for start in range(0, CHUNK, BLOCK):

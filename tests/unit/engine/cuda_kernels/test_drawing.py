@@ -43,7 +43,7 @@ def naive_draw(logits, sampling, uniform):
 class Slots:
     """Tables of some slots on a device, and who draws for them."""
 
-    def __init__(self, device, size, *, chunk, kernels=True):
+    def __init__(self, device, size, *, chunk, few_rows=32, kernels=True):
         self._device = device
         self.tables = SlotSampling(
             num_slots=NUM_ROWS + 1, vocabulary_size=size, device=Device(device.type)
@@ -53,7 +53,7 @@ class Slots:
             num_rows=NUM_ROWS + 2, vocabulary_size=size, device=device, chunk=chunk
         )
         self._launches = (
-            RowDrawer(self.tables, self.last_tokens, workspace)
+            RowDrawer(self.tables, self.last_tokens, workspace, few_rows)
             if kernels
             else OperatorDraws(self.tables, self.last_tokens)
         )
@@ -89,15 +89,16 @@ class Slots:
 
 
 @pytest.mark.parametrize(
-    ("size", "chunk", "has_ties"),
+    ("size", "chunk", "few_rows", "has_ties"),
     [
-        (97, 64, True),
-        pytest.param(97, 128, False, marks=pytest.mark.device),
-        pytest.param(9000, 4096, True, marks=pytest.mark.device),
-        pytest.param(151936, 4096, False, marks=pytest.mark.device),
+        (97, 16, 0, True),
+        pytest.param(97, 64, 32, False, marks=pytest.mark.device),
+        pytest.param(9000, 4096, 32, True, marks=pytest.mark.device),
+        pytest.param(151936, 4096, 32, False, marks=pytest.mark.device),
+        pytest.param(151936, 4096, 0, True, marks=pytest.mark.device),
     ],
 )
-def test_token_is_the_one_that_sorting_finds(device, size, chunk, has_ties):
+def test_token_is_the_one_that_sorting_finds(device, size, chunk, few_rows, has_ties):
     random = np.random.default_rng(size + chunk)
     logits = random.normal(0, 3, (NUM_ROWS + 1, size)).astype(np.float32)
     if has_ties:
@@ -110,7 +111,7 @@ def test_token_is_the_one_that_sorting_finds(device, size, chunk, has_ties):
     columns = zip(*chosen.values(), strict=True)
     params = [SamplingParams(seed=0, **dict(zip(chosen, row, strict=True))) for row in columns]
     uniforms = random.random(NUM_ROWS)
-    slots = Slots(device, size, chunk=chunk)
+    slots = Slots(device, size, chunk=chunk, few_rows=few_rows)
     # In another order, one row is not drawn, and padding lies between.
     order, of_row = [3, 1, -1, 0, 2], [4, 0, 1, 3]
     for row, sampling in enumerate(params):
