@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -111,22 +112,22 @@ def paged_config(num_rows: int) -> PagedConfig:
 def prefill_config(*, is_narrow: bool, is_fixed: bool) -> PrefillConfig:
     """Returns how the attention of chunks is divided; `is_narrow`: over 8-bit floats."""
     if is_narrow:
-        # They are widened in registers, of which larger tiles take too many.
-        return PrefillConfig(block_tokens=64, num_stages=2, one_loop=is_fixed)
+        # They are widened in registers, which leaves fewer for what is under way.
+        return PrefillConfig(num_stages=2, one_loop=is_fixed)
     return PrefillConfig(one_loop=is_fixed)
 
 
 def spread_config(device: torch.device, *, is_narrow: bool = False) -> SpreadConfig:
     """Returns how the attention of `SPREAD_ROWS` and more is divided: as many programs as fit.
 
-    Of 8-bit floats, twice as many tokens may be under way in as many bytes.
+    Of 8-bit floats, more tokens may be under way in as many bytes. With four warps they took half
+    as long again.
     """
     if device.type != "cuda":
         return SpreadConfig(num_programs=_INTERPRETED_PROGRAMS)
     num_multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    return SpreadConfig(
-        num_programs=_PROGRAMS_AT_ONCE * num_multiprocessors, num_stages=5 if is_narrow else 3
-    )
+    config = SpreadConfig(num_programs=_PROGRAMS_AT_ONCE * num_multiprocessors)
+    return replace(config, num_stages=5, num_warps=2) if is_narrow else config
 
 
 def _config(tile: tuple[int, int, int, int, int], *, one_row: bool = False) -> ProductConfig:
