@@ -126,7 +126,7 @@ def spread_config(device: torch.device, *, is_narrow: bool = False) -> SpreadCon
     if device.type != "cuda":
         return SpreadConfig(num_programs=_INTERPRETED_PROGRAMS)
     num_multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    config = SpreadConfig(num_programs=_PROGRAMS_AT_ONCE * num_multiprocessors)
+    config = SpreadConfig(num_programs=_PROGRAMS_AT_ONCE * num_multiprocessors, num_warps=4)
     return replace(config, num_stages=5, num_warps=2) if is_narrow else config
 
 

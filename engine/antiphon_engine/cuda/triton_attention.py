@@ -169,7 +169,7 @@ class TritonBackend:
         if len(rows.positions_B) < SPREAD_ROWS:
             return PagedAttention(rows=rows, workspace=self.workspace, overlap=overlap)
         plan_rows(
-            rows.positions_B,
+            rows,
             heads=self.heads,
             config=self.spread_config,
             workspace=self.spread_workspace,

@@ -24,7 +24,8 @@ from antiphon_engine.cuda.kernels.paged_attention import LOG2_E, Heads, PagedRow
 
 _ITEM_FIELDS: Final = 8
 """Integers of an item: row (-1: none), first token, end, the row's first item, its number of
-items; the rest is room."""
+items, its position and slot; the last is room. So a program knows from one load where its tokens
+lie: one that had to be waited for behind another would be waited for by all that begin together."""
 _COMPARED: Final = 8192
 """Pairs of rows that a program of the plan compares at once."""
 
@@ -89,20 +90,20 @@ class SpreadWorkspace:
 
 
 def plan_rows(
-    positions_B: Tensor, *, heads: Heads, config: SpreadConfig, workspace: SpreadWorkspace
+    rows: PagedRows, *, heads: Heads, config: SpreadConfig, workspace: SpreadWorkspace
 ) -> None:
     """Launches the plan of a step, an ordinary launch, which comes before its overlapping ones."""
-    num_rows = positions_B.shape[0]
+    num_rows = rows.positions_B.shape[0]
     num_cuts = config.num_cuts(heads)
     row_places = next_power_of_2(max(num_rows, 16))
-    rows = max(2, min(16, _COMPARED // row_places))
+    planned = max(2, min(16, _COMPARED // row_places))
     assert num_rows + num_cuts <= len(workspace.items)
-    _plan_kernel[(cdiv(num_rows, rows),)](
-        positions_B, workspace.items, num_rows, num_rows + num_cuts,
+    _plan_kernel[(cdiv(num_rows, planned),)](
+        rows.positions_B, rows.slots_B, workspace.items, num_rows, num_rows + num_cuts,
         CUTS=num_cuts,
         MIN_TOKENS=config.min_tokens,
         TOKENS=config.block_tokens,
-        ROWS=rows,
+        ROWS=planned,
         ROW_PLACES=row_places,
         FIELDS=_ITEM_FIELDS,
     )  # fmt: skip
@@ -137,7 +138,7 @@ def attend_spread(
     k_norm = qkv_BF if heads.k_norm_D is None else heads.k_norm_D
     _spread_kernel[(heads.num_kv_heads, num_rows + config.num_cuts(heads))](
         qkv_BF, out_BF, keys, values, q_norm, k_norm, heads.cosines, heads.sines,
-        rows.positions_B, rows.slots_B, rows.block_tables_SM, rows.block_tables_SM.shape[1],
+        rows.block_tables_SM, rows.block_tables_SM.shape[1],
         workspace.items, workspace.sums, workspace.largest, workspace.weights, workspace.arrivals,
         heads.norm_epsilon, heads.head_dim**-0.5 * LOG2_E,
         HEADS=heads.num_heads,
@@ -163,9 +164,12 @@ def _pieces(length, limit, TOKENS: tl.constexpr):
     return share, tl.cdiv(length, tl.maximum(share, 1))
 
 
-@jit(do_not_specialize=["num_rows", "num_items"], do_not_specialize_on_alignment=["positions"])
+@jit(
+    do_not_specialize=["num_rows", "num_items"],
+    do_not_specialize_on_alignment=["positions", "slots"],
+)
 def _plan_kernel(
-    positions, items, num_rows, num_items,
+    positions, slots, items, num_rows, num_items,
     CUTS: tl.constexpr, MIN_TOKENS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
     ROW_PLACES: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
@@ -177,6 +181,7 @@ def _plan_kernel(
     shares, nums = _pieces(lengths, limit, TOKENS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     position = tl.load(positions + row, mask=row < num_rows, other=-1)
+    slot = tl.load(slots + row, mask=row < num_rows, other=0)
     share, num = _pieces(position + 1, limit, TOKENS)
     is_longer = shares[None, :] > share[:, None]
     is_first = (shares[None, :] == share[:, None]) & (other[None, :] < row[:, None])
@@ -189,6 +194,8 @@ def _plan_kernel(
         tl.store(item + 2, tl.minimum((piece + 1) * share, position), mask=mask)
         tl.store(item + 3, first, mask=mask)
         tl.store(item + 4, num, mask=mask)
+        tl.store(item + 5, position, mask=mask)
+        tl.store(item + 6, slot, mask=mask)
     if tl.program_id(0) == 0:
         for start in range(tl.sum(nums, 0), num_items, ROW_PLACES):
             tl.store(items + (start + other) * FIELDS, -1, mask=start + other < num_items)
@@ -226,9 +233,9 @@ def _put_together(
     return total / tl.where(row < GROUP, weight, 1.0)[:, None]
 
 
-@jit(do_not_specialize_on_alignment=["positions", "slots", "tables"])
+@jit(do_not_specialize_on_alignment=["tables"])
 def _spread_kernel(
-    qkv, out, keys, values, q_norm, k_norm, cosines, sines, positions, slots, tables, table_width,
+    qkv, out, keys, values, q_norm, k_norm, cosines, sines, tables, table_width,
     items, sums, largest, weights, arrivals, epsilon, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
     BLOCK: tl.constexpr, NORM: tl.constexpr, TOKENS: tl.constexpr, STAGES: tl.constexpr,
@@ -240,13 +247,13 @@ def _spread_kernel(
     item = tl.program_id(1)
     fields = items + item * FIELDS
     b = tl.load(fields)
-    if b < 0:
-        return
     first, end = tl.load(fields + 1), tl.load(fields + 2)
     first_item, num_pieces = tl.load(fields + 3), tl.load(fields + 4)
-    position = tl.load(positions + b)
+    position, slot = tl.load(fields + 5), tl.load(fields + 6)
+    if b < 0:
+        return
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    table = tables + tl.load(slots + b).to(tl.int64) * table_width
+    table = tables + slot.to(tl.int64) * table_width
     best, weight, total = attend_piece(
         qkv, keys, values, q_norm, k_norm, cosines, sines, table, b, kv_head, position, first, end,
         item == first_item + num_pieces - 1, epsilon, scale,

@@ -132,7 +132,7 @@ class Cache:
             slots_B=self.ints(slots),
             block_tables_SM=self.tables,
         )
-        plan_rows(rows.positions_B, heads=self.heads, config=config, workspace=workspace)
+        plan_rows(rows, heads=self.heads, config=config, workspace=workspace)
         attend_spread(
             qkv,
             out,
@@ -263,9 +263,15 @@ def test_plans_cover_every_row_longest_pieces_first(device, dtype, num_rows) -> 
     workspace.items.fill_(77)
     positions = torch.randint(-1, 300, (num_rows,), dtype=torch.int32, device=device)
 
-    plan_rows(positions, heads=heads, config=config, workspace=workspace)
+    slots = torch.randperm(num_rows, dtype=torch.int32, device=device)
+    tables = torch.zeros((num_rows, 1), dtype=torch.int32, device=device)
+    rows = PagedRows(positions_B=positions, slots_B=slots, block_tables_SM=tables)
+
+    plan_rows(rows, heads=heads, config=config, workspace=workspace)
 
     items = workspace.items[:, :5].tolist()
+    for row, *_, position, slot, _ in workspace.items.tolist():
+        assert row < 0 or (position, slot) == (positions[row], slots[row])
     planned = [item for item in items if item[0] >= 0]
     assert items[len(planned) :] == [[-1, *item[1:]] for item in items[len(planned) :]]
     limit = max(int((positions + 1).sum()) / 4, 32)
