@@ -1,16 +1,33 @@
 """Output told as it comes, without the stream's task being woken for it."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from antiphon.v1.session_pb2 import ConverseResponse
+from antiphon.v1.session_pb2 import ConverseResponse, TurnEvent
+from google.protobuf.message import Message
 
 from antiphon_engine.api.errors import AntiphonError
 from antiphon_server.call_writer import CallWriter
 from antiphon_server.services.acknowledgements import Acknowledgements
 from antiphon_server.services.reader_watch import ReaderWatch
 from antiphon_server.sessions.event_log import EventReader
+
+NewMessage = Callable[[], tuple[Message, TurnEvent]]
+"""Returns an empty message, and the event in it."""
+
+
+def event_in_frame() -> tuple[Message, TurnEvent]:
+    """The NewMessage of a stream that tells of more than one turn."""
+    frame = ConverseResponse()
+    return frame, frame.turn_event
+
+
+def event_alone() -> tuple[Message, TurnEvent]:
+    """The NewMessage of a call that tells of one turn."""
+    event = TurnEvent()
+    return event, event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +38,7 @@ class Telling:
     """Set when there is something for the task to do."""
     acks: Acknowledgements
     watch: ReaderWatch
+    new_message: NewMessage = event_in_frame
 
 
 class DirectTelling:
@@ -34,6 +52,7 @@ class DirectTelling:
     __slots__ = (
         "_acks",
         "_closed",
+        "_new_message",
         "_reader",
         "_task_waits",
         "_wake",
@@ -47,6 +66,7 @@ class DirectTelling:
         self._wake: Final = telling.wake
         self._acks: Final = telling.acks
         self._watch: Final = telling.watch
+        self._new_message: Final = telling.new_message
         self._task_waits = False
         self._closed = False
         self._reader: EventReader | None = None  # Whose news are being written.
@@ -68,13 +88,13 @@ class DirectTelling:
             writer.check()
         except AntiphonError:
             return False  # What the task tells next is refused as well, and ends the call.
-        frame = ConverseResponse()
-        if not reader.read_delta_into(frame.turn_event):
+        message, event = self._new_message()
+        if not reader.read_delta_into(event):
             return False
-        self._acks.note_sent(frame.turn_event)
+        self._acks.note_sent(event)
         self._reader = reader
         self._watch.begin_write()
-        writer.begin(frame, self._look_again)
+        writer.begin(message, self._look_again)
         return True
 
     def close(self) -> None:

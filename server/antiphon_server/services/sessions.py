@@ -213,7 +213,13 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         context: ServicerContext[RequestT, TurnEvent],
     ) -> AsyncGenerator[TurnEvent, None]:
         """Yields what a reader of a turn gets."""
-        told = TurnEvents(session, log, spec, grace_of(self._registry.surroundings))
+        told = TurnEvents(
+            session,
+            log,
+            spec,
+            grace=grace_of(self._registry.surroundings),
+            writer=current_writer(),
+        )
         close_with(context, told)
         with contextlib.closing(told), self._long_calls.hold(told):
             async with contextlib.aclosing(told.events()) as events:
