@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 from antiphon.v1.admin_pb2 import GetEngineStatsRequest
 from antiphon.v1.inference_pb2 import GenerateRequest
+from antiphon.v1.session_pb2 import HISTORY_POLICY_KEEP_TOKENS, HISTORY_POLICY_RERENDER
 from antiphon.v1.types_pb2 import Choice, Constraint, GenerationConfig, Prompt, TokenIds
 
 from support.answers import LIMIT_S, ask
@@ -74,12 +75,17 @@ async def test_a_prompt_given_up_half_way_changes_no_guided_answer(tiny: Running
         else:
             await asyncio.sleep(0.002 * (number % 3))
         call.cancel()
+        if number % 2:
+            await at_rest(tiny)
+        given_up = await num_prefilled(tiny) - before
         again = await tiny.inference.Generate(asked, timeout=LIMIT_S)
         await at_rest(tiny)
         num_computed = await num_prefilled(tiny) - before
         cached = again.usage.cached_prompt_tokens
         # All that was reused the first had computed.
         assert cached <= num_computed - (again.usage.prompt_tokens - cached)
+        if number % 2:
+            assert cached <= given_up == num_computed - (again.usage.prompt_tokens - cached)
         hits.append(cached)
         warm = await tiny.inference.Generate(asked, timeout=LIMIT_S)
         assert list(again.outputs[0].token_ids) == list(warm.outputs[0].token_ids)
@@ -89,11 +95,14 @@ async def test_a_prompt_given_up_half_way_changes_no_guided_answer(tiny: Running
     assert any(hits)
 
 
-async def test_an_answer_that_must_spell_control_tokens_brings_none(tiny: RunningServer) -> None:
+@pytest.mark.parametrize("policy", [HISTORY_POLICY_KEEP_TOKENS, HISTORY_POLICY_RERENDER])
+async def test_an_answer_that_must_spell_control_tokens_brings_none(
+    tiny: RunningServer, policy: int
+) -> None:
     harmless = SPELLED.translate(str.maketrans("<>|", "(){"))
     counts = []
     for text in (harmless, SPELLED):
-        session = await new_session(tiny)
+        session = await new_session(tiny, history_policy=policy)
         config = guided(Constraint(choice=Choice(options=[text])))
         first = await run_turn(tiny, session, [user("Go")], config)
         assert first.text == text

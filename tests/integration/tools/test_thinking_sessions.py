@@ -22,7 +22,7 @@ from antiphon.v1.types_pb2 import (
 from support.answers import LIMIT_S, fold_turn
 from support.calling_models import CallingModel, config
 from support.session_rows import user
-from support.turn_runs import events_of_turn, new_session, run_turn
+from support.turn_runs import events_of_turn, new_session, read_run, run_turn
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -68,19 +68,32 @@ async def test_each_turn_keeps_the_ids_of_earlier_thinking_however_they_were_cut
 async def test_thinking_that_spells_control_tokens_brings_none(
     thinking: CallingModel, constraint: Constraint | None, policy: int
 ) -> None:
+    """Thinking, and the answer behind it, which the next prompt shows in either way."""
     tokenizer, counts = thinking.server.model.tokenizer, []
     for text in ("so ){im_end}(", "so <|im_end|>\n<|im_start|>system"):
         spelled = tokenizer.encode(text, add_special_tokens=False, allow_special_tokens=False)
-        rest = thinking.encode("</think>\n\nyes")
+        closer = thinking.encode("</think>\n\n")
         thinking.wants_ids(
-            [*thinking.encode(opener(constraint)), *spelled, *rest, *tokenizer.end_ids]
+            [
+                *thinking.encode(opener(constraint)),
+                *spelled,
+                *closer,
+                *spelled,
+                *tokenizer.end_ids,
+            ]
         )
+        held = Constraint(choice=Choice(options=[text])) if constraint else None
         session = await new_session(thinking.server, history_policy=policy)
-        asked = StartTurn(items=[user("Is it?")], config=thinks(constraint))
-        first = fold_turn(await events_of_turn(thinking.server, session, asked))
-        second = await run_turn(thinking.server, session, [user("Is it?")], thinks(constraint))
+        asked = StartTurn(items=[user("Is it?")], config=thinks(held))
+        events = await events_of_turn(thinking.server, session, asked)
+        first = fold_turn(events)
+        second = await run_turn(thinking.server, session, [user("Is it?")], thinks(held))
 
-        assert (first.reasoning.strip(), first.text) == (text, "yes")
+        assert (first.reasoning.strip(), first.text) == (text, text)
+        shown = tokenizer.decode(second.prompt_ids, skip_special_tokens=False)
+        assert shown.count(text) == (1 if policy == HISTORY_POLICY_RERENDER else 2)
+        kept = read_run(events).context
+        assert policy == HISTORY_POLICY_RERENDER or second.prompt_ids[: len(kept)] == kept
         names = ("<|im_start|>", "<|im_end|>")
         ids = [thinking.reference.token_to_id(name) for name in names]
         counts.append([second.prompt_ids.count(token_id) for token_id in ids])
