@@ -27,3 +27,4 @@ class ReluctantFiller(MaskFiller):
         for task in self._begun:
             if task.done:
                 task.guide.takes_long = True
+        self._begun = ()

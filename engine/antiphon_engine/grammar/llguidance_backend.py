@@ -52,6 +52,9 @@ _EXCERPT = re.compile(r"\s*(\d+ \|.*|\^|<.*)?$")
 _BYTES_PER_CHARACTER = 64
 _BYTES_AT_LEAST = 64 << 10
 """Measured: what even the smallest grammar takes with its parser, beside its lexer."""
+_BYTES_WITHOUT_MASK = 128
+"""A mask gives a lexer new fuel, and without any it takes no more text after some thousand bytes.
+So where no masks are asked for, one is made behind so many."""
 _SMALL_CHARACTERS = 1000
 """Measured: larger grammars mostly need more states than the fewest."""
 _NO_TOKEN = "NoExtensionBias"
@@ -72,6 +75,9 @@ class LlguidanceMatcher:
         self._matcher = matcher
         self._shares_lexer = True
         self._token_ids: list[int] = []
+        self._num_unmasked_bytes = 0
+        self._is_sure = False
+        """Whether the grammar allows what is followed: a mask has told, or it was so before."""
         self._excused_s = 0.0
         self._is_moving = False
 
@@ -82,14 +88,16 @@ class LlguidanceMatcher:
 
     def accept(self, token_id: int) -> None:
         """See Matcher."""
-        accepted = self._matcher.consume_token(token_id)
+        accepted = self._consume(token_id)
         if not accepted and self._recover():
-            accepted = self._matcher.consume_token(token_id)
+            accepted = self._consume(token_id)
         if not accepted:
-            raise _matcher_error(self._matcher) or GrammarError(
+            error = self._error() if self._is_sure else _matcher_error(self._matcher)
+            raise error or GrammarError(
                 ErrorReason.INTERNAL, f"Token {token_id} was drawn and the grammar has no place."
             )
         self._token_ids.append(token_id)
+        self._is_sure = False
 
     def fill(self, address: int, num_bytes: int) -> GrammarError | None:
         """Writes the mask of the next token to memory; returns why it is not to be used, if so."""
@@ -101,7 +109,9 @@ class LlguidanceMatcher:
                 self._compute_mask(address, num_bytes)
         except GrammarError as error:
             return error
-        return _matcher_error(self._matcher)
+        fault = self._error()
+        self._is_sure = fault is None
+        return fault
 
     def rollback(self, num_tokens: int) -> None:
         """See Matcher."""
@@ -110,6 +120,7 @@ class LlguidanceMatcher:
                 ErrorReason.INTERNAL, f"The grammar's matcher can't go back {num_tokens} tokens."
             )
         del self._token_ids[len(self._token_ids) - num_tokens :]
+        self._is_sure = False
 
     def may_end(self) -> bool:
         """See Matcher."""
@@ -122,9 +133,18 @@ class LlguidanceMatcher:
         other._token_ids = [*self._token_ids]
         return other
 
+    def _consume(self, token_id: int) -> bool:
+        """Goes on behind a token; False: the library is at an error."""
+        self._num_unmasked_bytes += self._lexers.token_sizes[token_id]
+        if self._num_unmasked_bytes > _BYTES_WITHOUT_MASK:
+            self._num_unmasked_bytes = 0
+            self._matcher.compute_bitmask()
+        return bool(self._matcher.consume_token(token_id))
+
     def _compute_mask(self, address: int, num_bytes: int) -> None:
         begun_s = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(address, num_bytes)
+        self._num_unmasked_bytes = 0
         self._lexer.note_mask(self._matcher, time.thread_time() - begun_s)
 
     def _recover(self) -> bool:
@@ -151,10 +171,10 @@ class LlguidanceMatcher:
     def _error(self) -> GrammarError | None:
         error = _matcher_error(self._matcher)
         if error is not None and error.reason is ErrorReason.INTERNAL:
-            # A lexer at its limit takes no token: that a token has no place may mean that alone.
+            # A lexer at a limit takes no token: that a token has no place may mean that alone.
             beginning = self._lexer.beginning.deep_copy()
             beginning.compute_bitmask()
-            return _matcher_error(beginning) or error
+            return _matcher_error(beginning) or (_too_much_to_follow() if self._is_sure else error)
         return error
 
     def _larger_lexer(self) -> Lexer:
@@ -174,7 +194,10 @@ class LlguidanceMatcher:
         try:
             self._lexer = find_lexer()
             self._matcher = self._lexer.beginning.deep_copy()
-            all(map(self._matcher.consume_token, self._token_ids))
+            self._num_unmasked_bytes = 0
+            was_sure, self._is_sure = self._is_sure, True
+            if all(map(self._consume, self._token_ids)):
+                self._is_sure = was_sure
         finally:
             self._excused_s += time.thread_time() - begun_s
             self._is_moving = False
@@ -209,6 +232,7 @@ class LlguidanceBackend:
             eos_token=vocabulary.size,
             slices=_SLICES,
         )
+        self._token_sizes = [*map(len, vocabulary.tokens)]
         self._large_lexers = LargeLexers(large_bytes)
 
     def compile(self, grammar: Grammar) -> LlguidanceCompiled:
@@ -217,6 +241,7 @@ class LlguidanceBackend:
         lexers = LexerSource(
             partial(self._compile, _HEAD + _lark(grammar)),
             self._large_lexers,
+            token_sizes=self._token_sizes,
             first_num_states=NUM_STATES[len(grammar.text) > _SMALL_CHARACTERS],
         )
         return LlguidanceCompiled(lexers, first_bytes=first_bytes)
@@ -309,6 +334,13 @@ def _matcher_error(matcher: LLMatcher) -> GrammarError | None:
     too_complex = any(word in message.lower() for word in _TOO_COMPLEX)
     reason = ErrorReason.CONSTRAINT_TOO_COMPLEX if too_complex else ErrorReason.INTERNAL
     return GrammarError(reason, message)
+
+
+def _too_much_to_follow() -> GrammarError:
+    return GrammarError(
+        ErrorReason.CONSTRAINT_TOO_COMPLEX,
+        "The constraint takes too much to follow at this place; simplify it.",
+    )
 
 
 def _error_text(matcher: LLMatcher) -> str:

@@ -8,7 +8,7 @@ grammars are kept for later is small: a large lexer lives as long as outputs use
 import re
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from llguidance import LLMatcher, LLParserLimits
@@ -16,8 +16,9 @@ from llguidance import LLMatcher, LLParserLimits
 from antiphon_engine.api.errors import ErrorReason
 from antiphon_engine.grammar.base import GrammarError
 
-NUM_STATES = (256, 1024, 4096, 16384, 65536)
-"""States that a lexer may have, from its first size to its last."""
+NUM_STATES = (256, 1024, 4096, 16384, 68 << 10)
+"""States that a lexer may have, from its first size to its last: what constraints may count to, and
+some more."""
 _MOST_KEPT = 4096
 """Larger ones are not kept for later outputs, and need room among all others that are."""
 _STATE_BYTES = 1200
@@ -114,9 +115,16 @@ class LexerSource:
     """Lexers of one grammar. May be used by several threads."""
 
     def __init__(
-        self, compile_with: Compile, large_lexers: LargeLexers, *, first_num_states: int
+        self,
+        compile_with: Compile,
+        large_lexers: LargeLexers,
+        *,
+        token_sizes: Sequence[int],
+        first_num_states: int,
     ) -> None:
         """Takes what compiles the grammar, and does so at once. Raises GrammarError."""
+        self.token_sizes = token_sizes
+        """In bytes, by id."""
         self._first_num_states = first_num_states
         self._compile_with = compile_with
         self._large_lexers = large_lexers

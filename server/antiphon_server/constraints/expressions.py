@@ -3,6 +3,7 @@
 from typing import Final
 
 from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
+from antiphon_server.constraints.languages.counting import find_excess
 from antiphon_server.constraints.languages.derivatives import is_empty
 from antiphon_server.constraints.languages.lark_text import plain_text
 from antiphon_server.constraints.languages.pattern_syntax import PatternError
@@ -26,6 +27,8 @@ def plan_expression(text: str) -> Grammar:
         raise UnsupportedConstraintError(f"position {error.position}", error.message) from error
     if is_empty(language, max_states=_MAX_STATES):
         raise UnsupportedConstraintError("position 0", "no text matches it")
+    if (excess := find_excess(language)) is not None:
+        raise UnsupportedConstraintError("position 0", excess)
     # One lexeme: what the expression says of its parts is said of the whole text.
     return Grammar(
         backend=GrammarBackend.LLGUIDANCE,

@@ -86,6 +86,16 @@ BROKEN: dict[str, tuple[Constraint, str]] = {
         schema({"$ref": "#/$defs/N", "$defs": {"N": {"$ref": "#/$defs/N"}}}),
         "#",
     ),
+    "counting too far": (Constraint(regex="x{1,100000}"), "position 0: it counts to 100000"),
+    "counting what has no clear end": (Constraint(regex="([a-z]{1,20} ?){1,99}"), "position 0"),
+    "longer than can be counted": (
+        schema({"properties": {"p": {"maxLength": 10**5}}}),
+        "#/properties/p/maxLength",
+    ),
+    "a choice that is too long": (
+        Constraint(choice=Choice(options=["a", "b" * 70_000])),
+        "options[1]",
+    ),
     "no choices": (Constraint(choice=Choice()), "at least one"),
     "empty choice": (Constraint(choice=Choice(options=["a", ""])), "options[1]"),
 }

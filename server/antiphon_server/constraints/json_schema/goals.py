@@ -104,6 +104,7 @@ class TextIn:
     """A string is in a language."""
 
     language: Term
+    path: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,13 @@ from antiphon_server.constraints.json_schema.goals import (
 )
 from antiphon_server.constraints.json_schema.keyword import Keyword, of_type
 from antiphon_server.constraints.json_schema.schema_node import SchemaNode
+from antiphon_server.constraints.languages.counting import MAX_LENGTH, find_excess
 from antiphon_server.constraints.languages.pattern_syntax import PatternError
 from antiphon_server.constraints.languages.patterns import searched
 from antiphon_server.constraints.languages.terms import ANY_TEXT, Term, complement, of_length
+
+_LONGEST_OUTPUT: Final = 1 << 24
+"""Characters. No output has more, so a bound beyond it bounds nothing."""
 
 
 def _number(node: SchemaNode, keyword: str) -> Decimal:
@@ -77,6 +81,13 @@ def _multiple_fails(node: SchemaNode, _workings: Workings) -> tuple[Option, ...]
 
 def _length(node: SchemaNode) -> Term:
     low, high = node.count("minLength") or 0, node.count("maxLength")
+    if high is not None and high > _LONGEST_OUTPUT:
+        high = None
+    for keyword, length in (("minLength", low), ("maxLength", high)):
+        if length is not None and length > MAX_LENGTH:
+            node.refuse(
+                keyword, f"no more than {MAX_LENGTH} characters can be counted; this asks for more"
+            )
     return of_length(low, high)
 
 
@@ -104,9 +115,12 @@ def pattern_language(node: SchemaNode, keyword: str, pattern: str) -> Term:
         UnsupportedConstraintError: it can't be enforced.
     """
     try:
-        return searched(pattern)
+        language = searched(pattern)
     except PatternError as error:
         node.refuse(keyword, f"the pattern {pattern!r} can't be enforced: {error}")
+    if (excess := find_excess(language)) is not None:
+        node.refuse(keyword, f"the pattern {pattern!r} can't be enforced: {excess}")
+    return language
 
 
 def _of_texts(names: tuple[str, ...]) -> Keyword:
@@ -114,10 +128,11 @@ def _of_texts(names: tuple[str, ...]) -> Keyword:
     language = languages[names[0]]
 
     def holds(node: SchemaNode, _workings: Workings, _scopes: Scopes) -> tuple[Part, ...]:
-        return (TextIn(language(node)),)
+        return (TextIn(language(node), f"{node.pointer}/{names[-1]}"),)
 
     def fails(node: SchemaNode, _workings: Workings) -> tuple[Option, ...]:
-        return ((of_type(STRING), TextIn(complement(language(node)))),)
+        path = f"{node.pointer}/{names[-1]}"
+        return ((of_type(STRING), TextIn(complement(language(node)), path)),)
 
     return Keyword(names, holds, fails)
 

@@ -85,7 +85,8 @@ def _values(node: SchemaNode, keyword: str) -> Sequence[Json]:
 class _Scalars:
     """The values of a list that aren't objects or arrays, by their types."""
 
-    def __init__(self, values: Sequence[Json]) -> None:
+    def __init__(self, values: Sequence[Json], path: str) -> None:
+        self.path = path
         self.has_null = any(value is None for value in values)
         self.truths = frozenset(value for value in values if isinstance(value, bool))
         self.texts = [value for value in values if isinstance(value, str)]
@@ -107,7 +108,7 @@ class _Scalars:
         if self.truths:
             parts.append(Truths(self.truths))
         if self.texts:
-            parts.append(TextIn(literals(self.texts)))
+            parts.append(TextIn(literals(self.texts), self.path))
         if self.numbers:
             parts.append(NumberAmong(self.numbers, holds=True))
         return tuple(parts)
@@ -118,7 +119,7 @@ class _Scalars:
         if self.truths:
             parts.append(Truths(frozenset({True, False}) - self.truths))
         if self.texts:
-            parts.append(TextIn(complement(literals(self.texts))))
+            parts.append(TextIn(complement(literals(self.texts)), self.path))
         if self.numbers:
             parts.append(NumberAmong(self.numbers, holds=False))
         return tuple(parts)
@@ -133,7 +134,7 @@ def _of_values(keyword: str) -> Keyword:
     def holds(node: SchemaNode, _workings: Workings, _scopes: Scopes) -> tuple[Part, ...]:
         values = _values(node, keyword)
         composites = _composites(values)
-        scalars = _Scalars(values).holds()
+        scalars = _Scalars(values, f"{node.pointer}/{keyword}").holds()
         if not composites:
             return scalars
         options = [_equals(node, value) for value in composites]
@@ -144,7 +145,7 @@ def _of_values(keyword: str) -> Keyword:
         differences = tuple(
             OneOf(_differs(node, value), node.pointer) for value in _composites(values)
         )
-        return ((*_Scalars(values).fails(), *differences),)
+        return ((*_Scalars(values, f"{node.pointer}/{keyword}").fails(), *differences),)
 
     return Keyword((keyword,), holds, fails)
 

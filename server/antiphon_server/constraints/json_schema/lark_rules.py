@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from antiphon_server.constraints.json_schema.limits import PlanLimits
+from antiphon_server.constraints.languages.counting import find_excess
 from antiphon_server.constraints.languages.lark_text import escape_regex, string_texts
 from antiphon_server.constraints.languages.terms import Term
 from antiphon_server.constraints.refusals import ConstraintTooComplexError
@@ -88,7 +89,13 @@ class RuleBook:
             return self.fixed(text)
 
     def string(self, language: Term) -> str:
-        """Returns the JSON strings whose contents are in a language, as a part of a rule."""
+        """Returns the JSON strings whose contents are in a language, as a part of a rule.
+
+        Raises:
+            ConstraintTooComplexError: it counts too far, or the grammar is too long.
+        """
+        if (excess := find_excess(language)) is not None:
+            raise ConstraintTooComplexError(f"among what members' names may be, {excess}")
         texts = string_texts(language, before=self._blank())
         names = [self.terminal(text, after_blank=False) for text in texts]
         return names[0] if len(names) == 1 else f"({' | '.join(names)})"

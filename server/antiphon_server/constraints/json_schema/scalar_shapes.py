@@ -24,6 +24,7 @@ from antiphon_server.constraints.json_schema.shapes import (
     Step,
     StringShape,
 )
+from antiphon_server.constraints.languages.counting import find_excess, num_counts
 from antiphon_server.constraints.languages.decimals import (
     DECIMALS,
     NUMBERS,
@@ -53,8 +54,16 @@ def boolean_shape(facts: Iterable[Fact]) -> BooleanShape | None:
 
 
 def string_shape(facts: Iterable[Fact]) -> StringShape | None:
-    """Returns the strings that fit the facts; None: there are none."""
-    language = narrowed(both(*(fact.language for fact in facts if isinstance(fact, TextIn))))
+    """Returns the strings that fit the facts; None: there are none.
+
+    Raises:
+        UnsupportedConstraintError: what they count takes too many states.
+    """
+    texts = [fact for fact in facts if isinstance(fact, TextIn)]
+    language = narrowed(both(*(fact.language for fact in texts)))
+    if (excess := find_excess(language)) is not None:
+        most = max(texts, key=lambda fact: num_counts(fact.language))
+        raise UnsupportedConstraintError(most.path, f"beside what else holds for it, {excess}")
     return None if language == NOTHING else StringShape(language)
 
 

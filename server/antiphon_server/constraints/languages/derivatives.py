@@ -124,6 +124,11 @@ def representatives(term: Term) -> Iterator[int]:
             yield code_point
 
 
+def first_chars(term: Term) -> CharSet:
+    """Returns characters that have all with which texts of the language begin among them."""
+    return charsets.union(*_first_sets(term))
+
+
 def last_sets(term: Term) -> Iterator[CharSet]:
     """Yields sets that together have every character that a plain language's texts end with."""
     match term.kind:

@@ -198,9 +198,7 @@ def both(*parts: Term) -> Term:
         return NOTHING
     if len(flat) == 1:
         return next(iter(flat))
-    if flat and all(each.kind is Kind.CHARS for each in flat):
-        return one_of(_common_chars(flat))
-    return Term(Kind.BOTH, tuple(flat)) if flat else ANY_TEXT
+    return _in_all(tuple(flat)) if flat else ANY_TEXT
 
 
 def complement(part: Term) -> Term:
@@ -226,8 +224,9 @@ def repeat(part: Term, low: int, high: int | None) -> Term:
         return EMPTY if low == 0 else NOTHING
     if low == 1 and high == 1:
         return part
-    if part.kind is Kind.REPEAT and part.low == 0 and part.high is None and low <= 1:
-        return part
+    if part.kind is Kind.REPEAT and _leave_no_gap(part.low, part.high, low, high):
+        most = None if part.high is None or high is None else part.high * high
+        return repeat(part.parts[0], part.low * low, most)
     return Term(Kind.REPEAT, (part,), bounds=(low, high))
 
 
@@ -244,6 +243,36 @@ def containing(part: Term) -> Term:
 def of_length(low: int, high: int | None) -> Term:
     """Returns the texts of `low` to `high` characters."""
     return repeat(ANY_CHAR, low, high)
+
+
+def _in_all(parts: tuple[Term, ...]) -> Term:
+    """Returns the texts that are in all of some parts, two or more that differ."""
+    if all(each.kind is Kind.CHARS for each in parts):
+        return one_of(_common_chars(parts))
+    runs = [each for each in parts if each.kind is Kind.REPEAT and each.parts[0].kind is Kind.CHARS]
+    if len(runs) > 1:
+        return both(_common_run(runs), *(each for each in parts if each not in runs))
+    return Term(Kind.BOTH, parts)
+
+
+def _leave_no_gap(inner_low: int, inner_high: int | None, low: int, high: int | None) -> bool:
+    """Whether `low` to `high` repetitions of so many are repetitions of any number in between."""
+    fewest = max(low, 1)
+    if low == 0 and inner_low > 1:
+        return False
+    if inner_high is None or fewest == high:
+        return True
+    return fewest * inner_high + 1 >= (fewest + 1) * inner_low
+
+
+def _common_run(runs: Iterable[Term]) -> Term:
+    """Returns the texts that are in all of some languages, each of a set's characters so often."""
+    low, high, chars = 0, None, charsets.ALL
+    for run in runs:
+        low = max(low, run.low)
+        high = run.high if high is None else min(high, run.high or high)
+        chars = charsets.intersection(chars, run.parts[0].chars)
+    return repeat(one_of(chars), low, high)
 
 
 def _common_chars(terms: Iterable[Term]) -> CharSet:

@@ -25,7 +25,7 @@ from support.guided_loop import (
     regex,
     run_until_ended,
 )
-from support.late_masks import LateFiller
+from support.late_masks import ReluctantFiller
 from support.loop_harness import LoopHarness, running_loop_of
 from support.scripted_engine import Script, load_scripted
 
@@ -121,11 +121,10 @@ def test_an_output_that_sits_out_as_it_is_cancelled(model: GuidedModel) -> None:
     script = Script(texts={"*": model.ids("hello")}, vocabulary_size=VOCABULARY_SIZE)
     scripted = load_scripted(script, config)
     with running_loop_of(
-        scripted, config, checkpoint=str(model.checkpoint), filler=LateFiller
+        scripted, config, checkpoint=str(model.checkpoint), filler=ReluctantFiller
     ) as harness:
         harness.submit(1, model.request(letters(GrammarBackend.LLGUIDANCE)))
-        while not harness.stats().num_late_masks_total:
-            harness.step_or_wait()
+        step_until_begun(harness, 1)
         harness.send(Cancel(request_id=1))
 
         step_until_guided(harness, 0)
