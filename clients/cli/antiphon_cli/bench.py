@@ -22,13 +22,14 @@ examples:
 """
 
 _WORKLOADS: Final = ("decode", "prefill", "mix", "sessions")
+_BATCH_SIZES: Final = (1, 8, 32, 128, 256)
 _CUDA_DEFAULTS: Final = ("engine.max_rows=512", "engine.max_step_tokens=8192")
 """What a server on such a device would be set to; --set goes before it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
-    parser.add_argument("what", choices=["offline"], help="offline: the engine alone")
+    parser.add_argument("what", metavar="offline", choices=["offline"], help="the engine alone")
     parser.add_argument(
         "--model",
         required=True,
@@ -64,9 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-sizes",
         type=_sizes,
-        default=(1, 8, 32, 128, 256),
         metavar="SIZES",
-        help="of the decode workload (default 1,8,32,128,256)",
+        help="of the decode workload (default: of 1,8,32,128,256 those up to engine.max_rows)",
     )
     parser.add_argument(
         "--divide",
@@ -106,7 +106,10 @@ def run(
     except StartupError as error:
         complain(str(error))
         return WRONG_USE
-    largest = max(arguments.batch_sizes)
+    batch_sizes = arguments.batch_sizes or [
+        size for size in _BATCH_SIZES if size <= config.max_rows
+    ]
+    largest = max(batch_sizes)
     if "decode" in arguments.workloads and largest > config.max_rows:
         complain(
             f"--batch-sizes has {largest}, but engine.max_rows is {config.max_rows}; "
@@ -118,7 +121,7 @@ def run(
         random_seed=arguments.seed if arguments.dummy_weights else None,
         config=config,
         workloads=tuple(arguments.workloads),
-        batch_sizes=tuple(arguments.batch_sizes),
+        batch_sizes=tuple(batch_sizes),
         divisor=arguments.divide,
     )
     return (run_bench or (lambda bench: run_offline_bench(bench, bench_command())))(bench)

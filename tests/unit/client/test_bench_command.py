@@ -42,6 +42,21 @@ def test_settings_go_before_what_a_device_is_measured_with():
 
 
 @pytest.mark.parametrize(
+    ("words", "sizes"),
+    [
+        ((), (1, 8, 32)),
+        (("--set", "engine.max_rows=7"), (1,)),
+        (("--device", "cuda"), (1, 8, 32, 128, 256)),
+    ],
+)
+def test_unasked_batch_sizes_are_those_that_fit_into_a_step(words, sizes):
+    status, (measured,) = asked(*words)
+
+    assert status == 0
+    assert measured.batch_sizes == sizes
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (("--set", "engine.max_row=3"), "engine.max_row"),
