@@ -154,5 +154,6 @@ def check_value(key: str, value: Value, *, source: str) -> None:
         assert not isinstance(value, str)
         if not rule.low <= value <= rule.high:
             raise StartupError(
-                f"{source}: {key} is {value!r:.100}; it must be from {rule.low:g} to {rule.high:g}"
+                f"{source}: {key} is {value!r:.100}; "
+                f"it must be from {rule.low:.16g} to {rule.high:.16g}"
             )

@@ -179,6 +179,19 @@ def test_endless_number_is_refused_in_a_short_line(
         assert len(str(caught.value)) < 400 + len(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("setting", "allowed"),
+    [
+        ("engine.kv_cache_bytes=-1", "from 0 to 1125899906842624"),
+        ("sessions.idle_ttl_s=-1", "from 1 to 315360000"),
+        ("telemetry.sample_ratio=2", "from 0 to 1"),
+    ],
+)
+def test_what_is_allowed_is_told_as_a_setting_takes_it(setting: str, allowed: str) -> None:
+    with pytest.raises(StartupError, match=f"{allowed}$"):
+        load_config([setting], None, HOME)
+
+
 def test_file_that_is_nested_too_deeply_is_refused_with_its_name(tmp_path: Path) -> None:
     path = write(tmp_path / "a.toml", "a = " + "[" * 5000 + "]" * 5000)
 
