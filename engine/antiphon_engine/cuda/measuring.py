@@ -2,14 +2,15 @@
 
 What counts is the whole step: a kernel that is fastest alone may take room in which the next one
 would have started early. So products are changed one kind at a time, in captured steps, and what
-makes the step shorter stays.
+makes the step shorter stays, if it does so beside what it replaces as well: a device's clock rises
+under the first steps and falls under many, and would choose what comes late, or early.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 import structlog
 import torch
@@ -38,6 +39,13 @@ class ProductKind:
     out_dtype: torch.dtype
 
 
+class StepTimer(Protocol):
+    """Tells how long a step takes."""
+
+    def time_ms(self, launch: Callable[[], None]) -> float:
+        """Returns the time of the step that `launch` launches; waits for the device."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTuner:
     """Chooses how a model's products are computed, within a time."""
@@ -52,6 +60,7 @@ class StepTuner:
     known: MeasuredChoices[ProductConfig | None]
     deadline: float
     """By `time.monotonic`: what comes later keeps its default."""
+    make_clock: Callable[[], StepTimer] = field(default_factory=lambda: StepClock)
 
     def choose(self, bound: int, num_rows: int) -> None:
         """Chooses for the row counts of one bound, measuring with `num_rows` of them."""
@@ -79,7 +88,7 @@ class StepTuner:
         """Takes what makes a step shorter; returns whether there was time for everything."""
         tried = {kind: self._tried(kind, num_rows) for kind in self.kinds}
         self._compile(tried, num_rows)
-        step, clock = self.make_step(num_rows), StepClock()
+        step, clock = self.make_step(num_rows), self.make_clock()
         best_ms = clock.time_ms(step)
         for kind, configs in tried.items():
             # Few rows are multiplied as they are by 8-bit weights, which libraries don't offer.
@@ -87,15 +96,17 @@ class StepTuner:
             for config in (*configs, *library):
                 if time.monotonic() > self.deadline:
                     return False
-                kept = self.runner.choices[kind].get(bound)
+                choices = self.runner.choices[kind]
+                kept = choices.get(bound)
                 if config == kept:
                     continue
-                self.runner.choices[kind][bound] = config
+                choices[bound] = config
                 spent_ms = clock.time_ms(step)
+                choices[bound] = kept
                 if spent_ms < _GAIN * best_ms:
-                    best_ms = spent_ms
-                else:
-                    self.runner.choices[kind][bound] = kept
+                    best_ms = clock.time_ms(step)
+                if spent_ms < _GAIN * best_ms:
+                    choices[bound], best_ms = config, spent_ms
         return True
 
     def _tried(self, kind: str, num_rows: int) -> list[ProductConfig]:

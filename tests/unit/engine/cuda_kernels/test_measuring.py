@@ -1,12 +1,13 @@
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from antiphon_engine.cuda.choices import FIXED
-from antiphon_engine.cuda.kernels.products import Product, Workspace
+from antiphon_engine.cuda.choices import FIXED, candidates
+from antiphon_engine.cuda.kernels.products import Product, ProductConfig, Workspace
 from antiphon_engine.cuda.measured_choices import MeasuredChoices, product_choices
 from antiphon_engine.cuda.measuring import ProductKind, StepTuner
 from antiphon_engine.cuda.step_products import ProductRunner
@@ -16,6 +17,19 @@ CPU = torch.device("cpu")
 
 def _no_step(num_rows: int) -> Callable[[], None]:
     raise RuntimeError(f"no step of {num_rows} rows can be captured")
+
+
+class Clock:
+    """Steps take less from one to the next; with some choices they take half."""
+
+    def __init__(self, tuner: StepTuner, faster: Collection[ProductConfig]) -> None:
+        self._choices = tuner.runner.choices["qkv"]
+        self._faster = faster
+        self._warmth = 1.0
+
+    def time_ms(self, launch: Callable[[], None]) -> float:
+        self._warmth *= 0.99
+        return self._warmth * (0.5 if self._choices[16] in self._faster else 1.0)
 
 
 def _tuner(choices: MeasuredChoices, *, deadline: float = math.inf) -> StepTuner:
@@ -64,3 +78,24 @@ def test_without_time_nothing_is_measured(choices) -> None:
 
     assert tuner.runner.choices["qkv"] == {16: None}
     assert "model 16 qkv" not in choices
+
+
+@pytest.mark.parametrize("chosen", [None, 3])
+def test_what_is_faster_is_taken_and_not_what_comes_when_the_device_is_warm(
+    choices, chosen
+) -> None:
+    tuner = _tuner(choices)
+    product = Product(weight_NK=torch.zeros(128, 1024))
+    kind = replace(tuner.kinds["qkv"], product=product)
+    faster = [] if chosen is None else [candidates(product, 8)[chosen]]
+    tuner = replace(
+        tuner,
+        kinds={"qkv": kind},
+        make_step=lambda num_rows: lambda: None,
+        make_clock=lambda: Clock(tuner, faster),
+    )
+
+    tuner.choose(16, 8)
+
+    assert tuner.runner.choices["qkv"][16] == (faster[0] if faster else None)
+    assert choices["model 16 qkv"] == tuner.runner.choices["qkv"][16]
