@@ -7,16 +7,22 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 
-from support.language_attack import Target, any_expression, any_grammar, wrongs_of
+from support.language_attack import (
+    Target,
+    any_edged_expression,
+    any_expression,
+    any_grammar,
+    wrongs_of,
+)
 from support.schema_attack import Refused
 
 
-@pytest.mark.parametrize("make", [any_expression, any_grammar])
+@pytest.mark.parametrize("make", [any_expression, any_edged_expression, any_grammar])
 def test_what_is_producible_is_what_is_asked_for(
     make: Callable[[random.Random], Target], scale: int
 ):
     @settings(
-        max_examples=80 * scale,
+        max_examples=60 * scale,
         deadline=None,
         derandomize=scale == 1,
         database=None,

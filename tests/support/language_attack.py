@@ -18,7 +18,7 @@ from antiphon_server.constraints.refusals import (
 from support import random_grammars
 from support.grammar_texts import Texts
 from support.random_grammars import TooLong, make_grammar
-from support.random_patterns import PatternMaker
+from support.random_patterns import Pattern, PatternMaker
 from support.schema_attack import Refused
 
 _NUM_TEXTS = 8
@@ -42,7 +42,16 @@ class Target:
 def any_expression(chooser: random.Random) -> Target:
     """Returns a random regular expression as a target."""
     maker = PatternMaker(chooser)
-    pattern = maker.make()
+    return _target_of(maker.make(), maker)
+
+
+def any_edged_expression(chooser: random.Random) -> Target:
+    """Returns a random regular expression of characters and edges of words as a target."""
+    maker = PatternMaker(chooser)
+    return _target_of(maker.make_edged(), maker)
+
+
+def _target_of(pattern: Pattern, maker: PatternMaker) -> Target:
     judge = pattern.judge
 
     def likely() -> Iterator[str]:

@@ -5,7 +5,7 @@ Each is spelt twice, as ECMA-262 has it and as Python does, so that Python's own
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 LETTERS = 'ab1_ -"é\n京'
@@ -59,6 +59,14 @@ class PatternMaker:
             sample=lambda: self._chooser.choice(ways).sample(),
         )
 
+    def make_edged(self) -> Pattern:
+        """Returns one with edges of words between characters."""
+        parts = [self._atom()]
+        for _ in range(self._chooser.choice((1, 1, 2))):
+            sign = self._chooser.choice((r"\b", r"\B"))
+            parts += [Pattern(text=sign, python=_EDGES[sign], sample=str), self._atom()]
+        return _in_a_row(parts)
+
     def near(self, text: str) -> str:
         """Returns a text that differs in a character or two."""
         for _ in range(self._chooser.choice((1, 1, 2))):
@@ -72,11 +80,8 @@ class PatternMaker:
         return "".join(self._chooser.choices(LETTERS, k=self._chooser.randint(0, 5)))
 
     def _row(self, depth: int) -> Pattern:
-        parts = [self._part(depth) for _ in range(self._chooser.randint(0 if depth else 1, 3))]
-        return Pattern(
-            text="".join(part.text for part in parts),
-            python="".join(part.python for part in parts),
-            sample=lambda: "".join(part.sample() for part in parts),
+        return _in_a_row(
+            [self._part(depth) for _ in range(self._chooser.randint(0 if depth else 1, 3))]
         )
 
     def _part(self, depth: int) -> Pattern:
@@ -130,3 +135,11 @@ class PatternMaker:
         members = [letter for letter in LETTERS if re.fullmatch(python, letter)]
         assert members
         return Pattern(text=text, python=python, sample=lambda: self._chooser.choice(members))
+
+
+def _in_a_row(parts: Sequence[Pattern]) -> Pattern:
+    return Pattern(
+        text="".join(part.text for part in parts),
+        python="".join(part.python for part in parts),
+        sample=lambda: "".join(part.sample() for part in parts),
+    )

@@ -19,6 +19,7 @@ _OUTSIDE_OF_CLASSES = {
     "$": r"\Z",  # Python's also matches before a line's end.
     ".": r"[^\n\r\u2028\u2029]",
     r"\S": f"[^{_BLANKS}]",
+    r"\B": r"(?!\b)",  # Python has an opinion of its own on a text of nothing.
 }
 
 
@@ -114,9 +115,23 @@ def _multiple_of(
         yield ValidationError(f"{value} is not a multiple of {divisor}")
 
 
+def _dependencies(
+    validator: object, dependencies: dict[str, Json], value: object, schema: object
+) -> Iterator[ValidationError]:
+    """Of older drafts: what must hold where a member is there, as names or as a schema."""
+    for name, needed in dependencies.items():
+        if not isinstance(value, dict) or name not in value:
+            continue
+        if not isinstance(needed, list):
+            yield from validator.descend(value, needed)
+        elif not value.keys() >= set(needed):
+            yield ValidationError(f"{name!r} needs {needed!r}")
+
+
 _Validator = extend(
     Draft202012Validator,
     validators={
+        "dependencies": _dependencies,
         "multipleOf": _multiple_of,
         "pattern": _pattern,
         "patternProperties": _pattern_properties,

@@ -1,33 +1,39 @@
 """Outputs that are long within one terminal: each place of a count is a state of the lexer's."""
 
+import json
+
 import numpy as np
 import pytest
 
 from antiphon_engine.api.errors import ErrorReason
-from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
+from antiphon_engine.api.grammar import Grammar, GrammarBackend
 from antiphon_engine.grammar.backends import Backends
 from antiphon_engine.grammar.base import GrammarError, Matcher, mask_words
 from antiphon_engine.grammar.vocabulary import Vocabulary
-from support.grammar_walks import END, allowed_texts, token_of
+from antiphon_server.constraints.json_schema import PlanLimits, plan_schema
+from support.grammar_walks import allowed_texts, token_of
 from support.guided_loop import regex
 
 LLGUIDANCE = GrammarBackend.LLGUIDANCE
 BACKENDS = Backends(
     Vocabulary(
-        tokens=(*(bytes([value]) for value in range(256)), b"x" * 15, b"x" * 16),
+        tokens=(
+            *(bytes([value]) for value in range(256)),
+            *(b"x" * size for size in (4, 8, 15, 16)),
+        ),
         control_ids=frozenset(),
     )
 )
 LONG = b"x" * 16
 
 
-def terminal(expression: str) -> Grammar:
-    text = f"start: TEXT\nTEXT: {expression}\n"
-    return Grammar(backend=LLGUIDANCE, kind=GrammarKind.LARK, text=text)
+def string(**keywords: object) -> Grammar:
+    text = json.dumps({"type": "string", **keywords})
+    return plan_schema(text, max_blank=0, limits=PlanLimits())
 
 
-WORDS = r"/[a-z ]+/ & /(?s:.){0,6000}/"
-SOMETHING = r"/(?s:.*)[^ ](?s:.*)/ & /(?s:.){0,6000}/"
+WORDS = string(pattern="^[a-z]+( [a-z]+)*$", maxLength=6000)
+SOMETHING = string(pattern=r"\S", maxLength=6000)
 
 
 def follow(matcher: Matcher, num_characters: int, *, masked: bool) -> None:
@@ -43,25 +49,27 @@ def follow(matcher: Matcher, num_characters: int, *, masked: bool) -> None:
         matcher.accept(ord("x"))
 
 
-@pytest.mark.parametrize("expression", [WORDS, SOMETHING])
+@pytest.mark.parametrize("grammar", [WORDS, SOMETHING], ids=["words", "something"])
 @pytest.mark.parametrize("masked", [True, False], ids=["drawn", "taken up again"])
-def test_a_text_may_be_as_long_as_its_bound_and_no_longer(expression: str, masked: bool) -> None:
-    matcher = BACKENDS.compile(terminal(expression)).matcher()
+def test_a_text_may_be_as_long_as_its_bound_and_no_longer(grammar: Grammar, masked: bool) -> None:
+    matcher = BACKENDS.compile(grammar).matcher()
+    matcher.accept(ord('"'))
 
     follow(matcher, 5985, masked=masked)
 
     assert b"x" * 15 in allowed_texts(BACKENDS, LLGUIDANCE, matcher)
     assert LONG not in allowed_texts(BACKENDS, LLGUIDANCE, matcher)
     matcher.accept(token_of(BACKENDS, b"x" * 15))
-    assert allowed_texts(BACKENDS, LLGUIDANCE, matcher) == {END}
+    assert allowed_texts(BACKENDS, LLGUIDANCE, matcher) == {b'"'}
 
 
-def test_an_output_that_can_not_be_followed_fails_as_too_complex() -> None:
-    compiled = BACKENDS.compile(regex("(x{1,50}y?){1,50}", LLGUIDANCE))
+@pytest.mark.parametrize("expression", ["(x{1,50}y?){1,50}", "(x{1,20}y?){1,100}"])
+def test_an_output_that_can_not_be_followed_fails_as_too_complex(expression: str) -> None:
+    compiled = BACKENDS.compile(regex(expression, LLGUIDANCE))
     other = compiled.matcher()
 
     with pytest.raises(GrammarError) as raised:
-        follow(compiled.matcher(), 2000, masked=True)
+        follow(compiled.matcher(), 3000, masked=True)
 
     assert raised.value.reason is ErrorReason.CONSTRAINT_TOO_COMPLEX
     follow(other, 16, masked=False)
