@@ -22,8 +22,10 @@ from antiphon_engine.api.messages import (
     SamplingParams,
     StopParams,
 )
+from antiphon_engine.engine_process import LoadedModel
 from antiphon_engine.executor import Executor
 from antiphon_engine.loading import describe
+from support.graph_model import RecorderThatRepeats, load_on_cpu
 from support.guided_loop import (
     VOCABULARY_SIZE,
     GuidedModel,
@@ -119,9 +121,16 @@ def make_requests(model: GuidedModel) -> dict[int, GenerationRequest]:
 def generate(
     checkpoint: Path, config: EngineConfig, requests: dict[int, GenerationRequest]
 ) -> dict[OutputKey, list[int]]:
-    with running_loop_of(
-        describe(Executor(config, checkpoint)), config, checkpoint=str(checkpoint)
-    ) as harness:
+    return generate_by(describe(Executor(config, checkpoint)), config, checkpoint, requests)
+
+
+def generate_by(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    checkpoint: Path,
+    requests: dict[int, GenerationRequest],
+) -> dict[OutputKey, list[int]]:
+    with running_loop_of(loaded, config, checkpoint=str(checkpoint)) as harness:
         for request_id, asked in requests.items():
             harness.submit(request_id, asked)
         run_until_ended(harness, requests)
@@ -178,6 +187,19 @@ def test_no_disturbance_changes_a_token(
     config = replace(CONFIG, run_ahead=ahead, **settings)
 
     assert generate(reference.model.checkpoint, config, reference.requests) == reference.tokens
+
+
+def test_draws_behind_captured_steps_are_those_of_the_plain_executor(
+    reference: Reference,
+) -> None:
+    config = replace(CONFIG, cpu_kernels="torch", run_ahead=1, fault_pause_every=4)
+    captured, _ = load_on_cpu(config, reference.model.checkpoint, recorder=RecorderThatRepeats())
+
+    tokens = generate_by(captured, config, reference.model.checkpoint, reference.requests)
+
+    assert tokens == reference.tokens
+    assert captured.draws is not None
+    assert captured.draws.num_replays > 10
 
 
 @pytest.mark.parametrize(("ahead", "every"), [(0, 0), (2, 0), (1, 3)])

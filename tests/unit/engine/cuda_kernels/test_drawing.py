@@ -91,7 +91,7 @@ class Slots:
 @pytest.mark.parametrize(
     ("size", "chunk", "few_rows", "has_ties"),
     [
-        (97, 16, 0, True),
+        (70, 16, 0, True),
         pytest.param(97, 64, 32, False, marks=pytest.mark.device),
         pytest.param(9000, 4096, 32, True, marks=pytest.mark.device),
         pytest.param(151936, 4096, 32, False, marks=pytest.mark.device),
