@@ -147,6 +147,8 @@ def test_what_is_asked_of_logits_is_done_as_by_operators(device, masked_row):
     random = np.random.default_rng(masked_row)
     logits = random.normal(0, 3, (NUM_ROWS, size)).astype(np.float32)
     words = random.integers(-(2**31), 2**31, (2, 3), dtype=np.int64).astype(np.int32)
+    # It allows a token that ends, before the least output too.
+    words[1, 0] |= 1 << 2
     masks = [1 if row == masked_row else -1 for row in range(NUM_ROWS)]
     ours = Slots(device, size, chunk=chunk)
     plain = Slots(torch.device("cpu"), size, chunk=chunk, kernels=False)
