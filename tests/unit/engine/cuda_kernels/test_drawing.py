@@ -103,14 +103,20 @@ def test_token_is_the_one_that_sorting_finds(device, size, chunk, few_rows, has_
     logits = random.normal(0, 3, (NUM_ROWS + 1, size)).astype(np.float32)
     if has_ties:
         logits = np.round(logits)
-    logits[0, 1], logits[1, 2] = np.nan, -np.inf
+    logits[0, 1], logits[0, 2] = np.nan, -np.inf
     chosen = {name: random.choice(some, NUM_ROWS).tolist() for name, some in CHOICES.items()}
     # The edges: no filter, and all ties of the likeliest stay by min-p, two of them by top-k.
     chosen["top_k"][0], chosen["top_p"][0] = 0, 1.0
     chosen["top_k"][2], chosen["min_p"][2] = 2, 1.0
+    # Top-k leaves two of three ties, in other chunks each, and top-p one of these.
+    logits[1] = -9.0
+    logits[1, [5, 20, 40, 60]] = 4.0, 3.0, 3.0, 3.0
+    chosen["temperature"][1], chosen["min_p"][1] = 1.7, 0.0
+    chosen["top_k"][1], chosen["top_p"][1] = 3, 0.6
     columns = zip(*chosen.values(), strict=True)
     params = [SamplingParams(seed=0, **dict(zip(chosen, row, strict=True))) for row in columns]
     uniforms = random.random(NUM_ROWS)
+    uniforms[1] = 0.99
     slots = Slots(device, size, chunk=chunk, few_rows=few_rows)
     # In another order, one row is not drawn, and padding lies between.
     order, of_row = [3, 1, -1, 0, 2], [4, 0, 1, 3]
