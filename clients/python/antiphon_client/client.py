@@ -100,7 +100,8 @@ class Client:
     ) -> Session:
         """Returns a session that is created when it is entered; `items` begin its history.
 
-        `watcher` is told why the stream broke wherever it does, and None once it stands again.
+        `watcher` is told why the stream broke wherever it does, once and not at each try, and
+        None once it stands again.
         """
         create = creation(settings, session_id=session_id, items=items)
         opening = session_pb2.OpenSession(create=create)

@@ -19,7 +19,7 @@ from antiphon_client.retry import Outage, passes
 from antiphon_client.stream import ConverseStream
 
 Watcher: TypeAlias = Callable[[ServerError | None], None]
-"""Is told why the stream was lost and will be opened again, then None once it stands again."""
+"""Is told why the stream was lost and is opened again, then None once it stands; each once."""
 
 _ENDING_EVENTS: Final = ("completed", "failed")
 _FINAL: Final = {
@@ -63,6 +63,7 @@ class SessionLink:
         self._driver: asyncio.Task[None] | None = None
         self._ready: deque[session_pb2.ConverseRequest] = deque()
         self._why_lost: ServerError | None = None
+        self._is_told_lost = False
         self._is_closing = False
 
     async def open(self) -> None:
@@ -191,7 +192,7 @@ class SessionLink:
         elif not is_asked:
             if not passes(why):
                 raise why
-            self._watcher(why)
+            self._tell_lost(why)
             await self._outage.wait(why)
         while True:
             try:
@@ -204,11 +205,23 @@ class SessionLink:
             except ServerError as error:
                 if not passes(error):
                     raise
-                self._watcher(error)
+                self._tell_lost(error)
                 await self._outage.wait(error)
             else:
-                self._watcher(None)
+                self._tell_back()
                 return stream
+
+    def _tell_lost(self, why: ServerError) -> None:
+        """Tells the watcher, however many tries it takes, once."""
+        if not self._is_told_lost:
+            self._is_told_lost = True
+            self._watcher(why)
+
+    def _tell_back(self) -> None:
+        """Tells the watcher, where it was told that the stream was lost."""
+        if self._is_told_lost:
+            self._is_told_lost = False
+            self._watcher(None)
 
     def _lose_turn(self, failure: TurnNotFound) -> bool:
         """Fails the one turn that a server does not know any more; False: it is not followed."""

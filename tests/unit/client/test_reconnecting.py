@@ -141,9 +141,17 @@ async def test_a_server_that_is_gone_for_a_while_is_waited_for():
     async with talking(servicer, watcher=seen.append) as session:
         assert await (await session.send("count")).answer() == "one two three four"
 
-    assert [type(each).__name__ for each in seen] == ["EngineDown"] + ["NotReachable"] * 5 + [
-        "NoneType"
-    ]
+    assert servicer.num_refusals == 5
+    assert [type(each).__name__ for each in seen] == ["EngineDown", "NoneType"]
+
+
+async def test_each_interruption_and_its_end_are_told_once():
+    seen = []
+    servicer = BreakingSessions(says(*WORDS), [Break(behind=5), Break(behind=2)])
+    async with talking(servicer, watcher=seen.append) as session:
+        assert await (await session.send("count")).answer() == "one two three four"
+
+    assert [type(each).__name__ for each in seen] == ["EngineDown", "NoneType"] * 2
 
 
 async def test_a_server_that_stays_away_fails_the_turns_that_ran_and_those_sent_later():
@@ -253,8 +261,9 @@ async def test_a_stream_that_is_asked_to_end_ends_well_and_another_goes_on(reaso
             async for response in super().Converse(request_iterator, context):
                 yield response
 
+    seen = []
     servicer = Aging()
-    async with talking(servicer) as session:
+    async with talking(servicer, watcher=seen.append) as session:
         await (await session.send("x")).answer()
         assert await (await session.send("on another")).answer() == "onanother"
         assert session.go_away is None
@@ -262,6 +271,7 @@ async def test_a_stream_that_is_asked_to_end_ends_well_and_another_goes_on(reaso
     kinds = [frame.WhichOneof("frame") for frame in servicer.frames]
     assert [kind for kind in kinds if kind != "ack"] == ["open", "generate", "open", "generate"]
     assert servicer.half_closed.is_set()
+    assert seen == [], "nothing was interrupted"
 
 
 async def test_a_turn_that_a_leaving_server_refuses_is_started_on_the_next_stream():
