@@ -139,7 +139,7 @@ class TritonBackend:
         num_row_splits = max(
             num_rows * paged_config(num_rows).max_splits for num_rows in range(1, SPREAD_ROWS)
         )
-        spread = spread_config(device, is_narrow=options.is_narrow)
+        spread = spread_config(device, head_dim=heads.head_dim, is_narrow=options.is_narrow)
         return cls(
             heads=heads,
             options=options,
