@@ -72,7 +72,6 @@ def run(arguments: argparse.Namespace) -> int:
         except ServerError as error:
             return report(error, arguments.target)
         try:
-            chat.talk(LineReader())
+            return chat.talk(LineReader())
         finally:
             chat.leave()
-    return 0

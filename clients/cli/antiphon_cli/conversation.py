@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from antiphon.v1 import session_pb2, types_pb2
 
-from antiphon_cli.failures import explain
+from antiphon_cli.failures import report
 from antiphon_cli.outage_note import OutageNote
 from antiphon_cli.outcome import complain
 from antiphon_cli.session_text import full_name, session_row, short_name, turn_text
@@ -89,14 +89,19 @@ class Conversation:
             session = self._attach(takes_over=takes_over)
             note(f"{session.info.num_turns} turns so far; /history shows them.")
 
-    def talk(self, lines: LineReader) -> None:
-        """Reads lines and answers them until the input ends."""
+    def talk(self, lines: LineReader) -> int:
+        """Reads lines and answers them until the input ends; returns the exit status.
+
+        It tells of a line that failed where lines come through a pipe; a person has seen that.
+        """
+        is_person = sys.stdin.isatty()
+        status = 0
         while True:
             try:
-                line = lines.read("> " if sys.stdin.isatty() else "").strip()
+                line = lines.read("> " if is_person else "").strip()
                 command = read_command(line)
             except EOFError:
-                return
+                return status
             except UnicodeError:
                 complain(f"that is no text in {sys.stdin.encoding}; nothing was sent")
                 continue
@@ -107,11 +112,12 @@ class Conversation:
                 note("(Ctrl-D leaves)")
                 continue
             if command is not None and command.name == "/quit":
-                return
+                return status
             try:
                 self._take(line, command)
             except ServerError as error:
-                complain(explain(error, self._target))
+                failed = report(error, self._target)
+                status = status if is_person else failed
                 if isinstance(error, Unavailable):
                     note("Say it again once the server is back; the conversation is kept there.")
 

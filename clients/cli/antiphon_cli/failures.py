@@ -9,6 +9,8 @@ from antiphon_client import BadCredential, NotReachable, ServerError, SessionAtt
 
 _MISTRUST: Final = ("handshake", "ssl", "certificate", "verification")
 _HUNG_UP: Final = "socket closed"
+_AGAIN: Final = "try again"
+_AGAIN_IN: Final = "try again in"
 
 
 def explain(error: ServerError, target: str, *, port: str = "for clients") -> str:
@@ -45,11 +47,10 @@ def explain(error: ServerError, target: str, *, port: str = "for clients") -> st
             f"what answers at {target} doesn't know this call; "
             f"name the port {port} of an Antiphon server with --target"
         )
-    if error.reason:
-        text += f" ({error.reason})"
-    if error.retry_delay_s and "try again in" not in text:
-        text += f"; try again in {error.retry_delay_s:.1f} s"
-    return text
+    if error.retry_delay_s and _AGAIN_IN not in text:
+        when = f"{_AGAIN_IN} {error.retry_delay_s:.1f} s"
+        text = f"{text.rstrip('.').removesuffix(_AGAIN).rstrip(' ;')}; {when}"
+    return f"{text.rstrip('.')} ({error.reason})" if error.reason else text
 
 
 def report(error: ServerError, target: str, *, port: str = "for clients") -> int:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 import grpc
 import pytest
 from antiphon.v1 import model_pb2, model_pb2_grpc, session_pb2, types_pb2
+from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2
 
 from antiphon_client import user
@@ -80,8 +81,8 @@ async def test_a_chat_has_several_turns_and_says_how_to_come_back():
     assert not first.generate.config.sampling.HasField("top_p")
 
 
-async def test_a_line_that_is_no_text_is_not_sent_and_the_chat_goes_on():
-    servicer = Conversing(echo)
+async def piped(servicer, lines):
+    """Returns the status, output and complaints of a chat whose lines come through a pipe."""
     async with serving(sessions=servicer, models=OneModel()) as target:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "antiphon_cli.main", "chat", "--target", target),
@@ -89,11 +90,56 @@ async def test_a_line_that_is_no_text_is_not_sent_and_the_chat_goes_on():
             stdout=PIPE,
             stderr=PIPE,
         )
-        written, complaints = await process.communicate(b"caf\xe9\nhello\n")
+        written, complaints = await process.communicate(lines)
+    return process.returncode, written, complaints
 
-    assert (process.returncode, written) == (0, b"hello\n")
+
+async def test_a_line_that_is_no_text_is_not_sent_and_the_chat_goes_on():
+    status, written, complaints = await piped(Conversing(echo), b"caf\xe9\nhello\n")
+
+    assert (status, written) == (0, b"hello\n")
     assert b"is no text" in complaints
     assert b"Traceback" not in complaints
+
+
+async def full(frame, context):
+    """Refuses the turns that ask for it as a server does whose disk is full."""
+    if frame.generate.items[0].message.text != "no room":
+        async for response in echo(frame, context):
+            yield response
+        return
+    failure = types_pb2.Failure(
+        code=grpc.StatusCode.UNAVAILABLE.value[0],
+        message="The session store can't be used: it is full. Nothing was changed; try again.",
+        reason="STORE_UNAVAILABLE",
+        retry_delay=duration_pb2.Duration(seconds=1),
+    )
+    rejected = session_pb2.FrameRejected(frame_id=frame.frame_id, failure=failure)
+    yield session_pb2.ConverseResponse(rejected=rejected)
+
+
+@pytest.mark.parametrize("lines", [b"no room\n", b"no room\nhello\n", b"hello\nno room\n"])
+async def test_a_pipe_with_a_message_that_failed_ends_with_status_1(lines):
+    status, written, complaints = await piped(Conversing(full), lines)
+
+    assert status == 1
+    assert (b"hello" in written) == (b"hello" in lines)
+    assert (
+        "antiphon: The session store can't be used: it is full. Nothing was changed; "
+        "try again in 1.0 s (STORE_UNAVAILABLE)\n"
+    ) in complaints.decode()
+
+
+async def test_a_person_has_seen_what_failed_and_leaves_with_status_0():
+    def dialogue(terminal):
+        terminal.expect("> ")
+        terminal.type("no room\n")
+        terminal.expect("STORE_UNAVAILABLE")
+        leave(terminal)
+        return terminal.wait()
+
+    async with chatting(Conversing(full)) as run:
+        assert await run(dialogue) == 0
 
 
 async def until_cancelled(frame, context):
