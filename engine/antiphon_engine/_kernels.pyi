@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 def best_isa() -> str:
     """Returns the best of this machine's instruction sets.
 
-    They are portable, avx2, avx512, avx512_bf16 and amx; each has all of those before it.
+    They are portable, avx2, avx512, avx512_bf16 and amx; each has all of those before it. Two more
+    are for products with weights that are integers, which then take rows as integers too, and stand
+    on one of these for all else: avx_vnni on avx2, avx512_vnni on avx512.
     """
 
 def has_isa(isa: str) -> bool:
@@ -39,6 +41,9 @@ def draw_nucleus(
 
 def checksum(values: NDArray[np.uint8]) -> int:
     """Returns 64 bits that are others for other bytes, but by chance. Releases the lock."""
+
+def evict(values: NDArray[np.uint8]) -> None:
+    """Takes values [N] out of the processor's caches, so that they are next read from memory."""
 
 def gguf_format(gguf_type: str) -> str:
     """Returns the format that keeps blocks of Q4_0, Q5_0, Q8_0, Q4_K, Q5_K or Q6_K."""

@@ -20,7 +20,7 @@ LAYER: Final = ((1152, HIDDEN, 0), (HIDDEN, HIDDEN, 0), (2 * 4864, HIDDEN, 1), (
 """Of each product the outputs, the inputs, and whether rows are gates and ups."""
 HEAD: Final = (151_936, HIDDEN, 0)
 FORMATS: Final = ("f32", "bf16", "int8", "int6", "int5", "int4")
-ISAS: Final = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
+ISAS: Final = ("portable", "avx2", "avx512", "avx512_bf16", "amx", "avx_vnni", "avx512_vnni")
 
 
 class Native:

@@ -2,6 +2,7 @@
 #include <stdexcept>
 
 #include "antiphon/kernels/checksum.h"
+#include "antiphon/kernels/processor_caches.h"
 #include "bindings.h"
 
 namespace py = pybind11;
@@ -79,6 +80,11 @@ std::uint64_t checksum_of(const py::object& values) {
   return checksum({data, size});
 }
 
+void evict_values(const py::object& values) {
+  const py::array bytes = read_array<std::uint8_t>(values, "values", 1);
+  evict({static_cast<const std::byte*>(bytes.data()), static_cast<std::size_t>(bytes.size())});
+}
+
 }  // namespace
 
 void bind_matrices(py::module_& module) {
@@ -102,6 +108,7 @@ void bind_matrices(py::module_& module) {
       .def_property_readonly(
           "input_type", [](const PackedMatrix& matrix) { return word_of(matrix.input_type()); });
   module.def("checksum", &checksum_of, py::arg("values"));
+  module.def("evict", &evict_values, py::arg("values"));
   module.def(
       "packed_bytes",
       [](std::int64_t num_out, std::int64_t num_in, const std::string& format,

@@ -29,8 +29,8 @@ constexpr std::array<Word<GgufType>, 6> kGgufTypes{{{"Q4_0", GgufType::kQ4_0},
                                                     {"Q6_K", GgufType::kQ6_K}}};
 constexpr std::array<Word<Epilogue>, 3> kEpilogues{
     {{"store", Epilogue::kStore}, {"add", Epilogue::kAdd}, {"silu_mul", Epilogue::kSiluMul}}};
-constexpr std::array<Isa, 5> kIsas{Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16,
-                                   Isa::kAmx};
+constexpr std::array<Isa, 7> kIsas{Isa::kPortable, Isa::kAvx2,    Isa::kAvx512,    Isa::kAvx512Bf16,
+                                   Isa::kAmx,      Isa::kAvxVnni, Isa::kAvx512Vnni};
 
 template <class Value, std::size_t size>
 Value find(const char* what, const std::string& word, const std::array<Word<Value>, size>& words) {

@@ -256,6 +256,7 @@ void AttentionWorkspace::reset() {
 }
 
 const AttentionKernels& attention_kernels(Isa isa, Type queries, Type cache) {
+  isa = base_of(isa);
 #if defined(ANTIPHON_KERNELS_X86)
   const bool is_bf16 = queries == Type::kBf16 && cache == Type::kBf16;
   if (isa >= Isa::kAmx && is_bf16) {

@@ -84,9 +84,15 @@ Isa find_best() {
   return Isa::kAmx;
 }
 
+// Dot products of bytes, in instructions of AVX-512 and without.
+bool find_wide_bytes() { return all(ask(7, 0).ecx, {11}); }
+bool find_bytes() { return all(ask(7, 1).eax, {4}); }
+
 #else
 
 Isa find_best() { return Isa::kPortable; }
+bool find_wide_bytes() { return false; }
+bool find_bytes() { return false; }
 
 #endif
 
@@ -97,7 +103,25 @@ Isa best_isa() {
   return best;
 }
 
-bool has(Isa isa) { return isa <= best_isa(); }
+Isa base_of(Isa isa) {
+  switch (isa) {
+    case Isa::kAvxVnni:
+      return Isa::kAvx2;
+    case Isa::kAvx512Vnni:
+      return Isa::kAvx512;
+    default:
+      return isa;
+  }
+}
+
+bool has(Isa isa) {
+  static const bool has_bytes = find_bytes();
+  static const bool has_wide_bytes = find_wide_bytes();
+  if ((isa == Isa::kAvxVnni && !has_bytes) || (isa == Isa::kAvx512Vnni && !has_wide_bytes)) {
+    return false;
+  }
+  return base_of(isa) <= best_isa();
+}
 
 const char* name(Isa isa) {
   switch (isa) {
@@ -111,6 +135,10 @@ const char* name(Isa isa) {
       return "avx512_bf16";
     case Isa::kAmx:
       return "amx";
+    case Isa::kAvxVnni:
+      return "avx_vnni";
+    case Isa::kAvx512Vnni:
+      return "avx512_vnni";
   }
   return "unknown";
 }

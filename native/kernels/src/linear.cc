@@ -81,8 +81,8 @@ Cut cut(const PackedMatrix& weights, const ProductKernels& kernels, std::int64_t
         int num_workers) {
   const std::int64_t element = kernels.input_type == Type::kBf16 ? 2 : 4;
   const auto format = static_cast<std::size_t>(weights.format());
-  const bool unpacks =
-      kernels.unpack[format] != nullptr && kernels.unpack_and_multiply[format] == nullptr;
+  const bool unpacks = kernels.unpack[format] != nullptr;
+  const bool at_once = kernels.unpack_and_multiply[format] != nullptr;
   const bool few = num_rows <= kFewRows;
   Cut cut = {};
   if (few) {
@@ -97,8 +97,7 @@ Cut cut(const PackedMatrix& weights, const ProductKernels& kernels, std::int64_t
     constexpr double kFar = 0.4;
     const std::int64_t row_bytes = weights.num_slices() * kSlice * element;
     const bool near = std::min(num_rows, kRowsOfTask) * row_bytes <= kNearBytes;
-    const ManyRows product = {num_rows, weights.num_pairs(),
-                              kernels.unpack[format] != nullptr ? kUnpacking : 0,
+    const ManyRows product = {num_rows, weights.num_pairs(), unpacks ? kUnpacking : 0,
                               near ? kNear : kFar, num_workers};
     cut_many_rows(product, near ? kMostPairs / 2 : kMostPairs, cut);
     cut.pairs_of_task = cut.pairs_of_group;
@@ -106,7 +105,7 @@ Cut cut(const PackedMatrix& weights, const ProductKernels& kernels, std::int64_t
   cut.num_row_tasks = divide_up(num_rows, cut.rows_of_task);
   cut.num_pair_tasks = divide_up(weights.num_pairs(), cut.pairs_of_task);
   cut.slices_of_chunk = weights.num_slices();
-  if (unpacks || !few) {
+  if ((unpacks && !at_once) || !few) {
     const std::int64_t most = kChunkBytes / (2 * kTile * element);
     cut.slices_of_chunk = divide_up(weights.num_slices(), divide_up(weights.num_slices(), most));
   }
@@ -120,7 +119,7 @@ class Share {
         Epilogue epilogue, const RowsOut& out, std::int64_t out_column)
       : weights_(weights),
         kernels_(product_kernels(weights.isa(), weights.format())),
-        at_once_(in.num_rows <= kFewRows
+        at_once_(in.num_rows <= kernels_.most_rows_at_once
                      ? kernels_.unpack_and_multiply[static_cast<std::size_t>(weights.format())]
                      : nullptr),
         cut_(cut(weights, kernels_, in.num_rows, worker.count())),
@@ -134,16 +133,23 @@ class Share {
         std::max<std::int64_t>(cut_.slices_of_chunk, kLeastSlices) * 2 * kTile * element;
     const std::int64_t sums =
         cut_.pairs_of_group * cut_.rows_of_task * kPair * static_cast<std::int64_t>(sizeof(float));
-    const bool staged = in.type != kernels_.input_type || weights.num_in() % kSlice != 0;
+    const bool any_type = at_once_ != nullptr && kernels_.arranges_any_type;
+    const bool staged =
+        (in.type != kernels_.input_type && !any_type) || weights.num_in() % kSlice != 0;
     const std::int64_t width = weights.num_slices() * kSlice;
     const std::int64_t rows = staged ? in.num_rows * width * element : 0;
     const std::int64_t arranged =
-        at_once_ != nullptr ? arranged_rows(in.num_rows) * width * element : 0;
+        at_once_ != nullptr
+            ? arranged_rows(in.num_rows) * weights.num_slices() * kernels_.arranged_bytes
+            : 0;
+    const std::int64_t marks = at_once_ != nullptr ? cut_.num_row_tasks : 0;
     std::byte* const scratch =
-        worker.scratch(static_cast<std::size_t>(tiles + sums + arranged + rows));
+        worker.scratch(static_cast<std::size_t>(tiles + sums + arranged + rows + marks));
     tiles_ = scratch;
     sums_ = reinterpret_cast<float*>(scratch + tiles);
     arranged_ = scratch + tiles + sums;
+    is_arranged_ = arranged_ + arranged + rows;
+    std::fill_n(is_arranged_, marks, std::byte{0});
     if (staged) {
       stage(arranged_ + arranged, width);
     }
@@ -155,9 +161,6 @@ class Share {
       return;
     }
     kernels_.begin(cut_.rows_of_task);
-    if (at_once_ != nullptr) {
-      kernels_.arrange({in_.data, in_.stride, in_.num_rows, weights_.num_slices(), arranged_});
-    }
     while (task < cut_.num_tasks()) {
       // Taken before this one is done, so that its first weights can be asked for meanwhile.
       const std::int64_t next_task = cursor.next();
@@ -192,6 +195,18 @@ class Share {
     in_ = {target, kernels_.input_type, in_.num_rows, width};
   }
 
+  // A row's arranged slices; of few rows that lie otherwise, all begin with the first one's.
+  std::byte* arranged_at(std::int64_t row, std::int64_t slice) const {
+    return arranged_ + (row * weights_.num_slices() + slice) * kernels_.arranged_bytes;
+  }
+
+  void arrange(std::int64_t first_row, std::int64_t num_rows) const {
+    const std::int64_t element = in_.type == Type::kBf16 ? 2 : 4;
+    kernels_.arrange({static_cast<const std::byte*>(in_.data) + first_row * in_.stride * element,
+                      in_.type, in_.stride, num_rows, weights_.num_slices(),
+                      arranged_at(first_row, 0)});
+  }
+
   struct Place {
     std::int64_t pair;
     std::int64_t slice;
@@ -202,6 +217,10 @@ class Share {
   void run_task(std::int64_t pair_task, std::int64_t row_task, const Upcoming& behind) {
     const std::int64_t first_row = row_task * cut_.rows_of_task;
     const std::int64_t num_rows = std::min(cut_.rows_of_task, in_.num_rows - first_row);
+    if (at_once_ != nullptr && is_arranged_[row_task] == std::byte{0}) {
+      arrange(first_row, num_rows);
+      is_arranged_[row_task] = std::byte{1};
+    }
     const std::int64_t first = pair_task * cut_.pairs_of_task;
     const std::int64_t end = std::min(first + cut_.pairs_of_task, weights_.num_pairs());
     for (std::int64_t group = first; group < end; group += cut_.pairs_of_group) {
@@ -248,15 +267,16 @@ class Share {
     Product product = {rows,       in_.stride, place.num_rows,  blocks.first,
                        num_slices, sums,       place.slice > 0, upcoming};
     const auto format = static_cast<std::size_t>(weights_.format());
-    if (kernels_.unpack[format] == nullptr) {
-      kernels_.multiply(product);
-      return;
-    }
     const Unpacking unpacking = {blocks.first, num_slices, weights_.row_scales(place.pair), tiles_,
                                  upcoming};
     if (at_once_ != nullptr) {
-      product.rows = arranged_;
+      product.rows = arranged_at(place.first_row, place.slice);
+      product.row_stride = weights_.num_slices();
       at_once_(unpacking, product);
+      return;
+    }
+    if (kernels_.unpack[format] == nullptr) {
+      kernels_.multiply(product);
       return;
     }
     kernels_.unpack[format](unpacking);
@@ -306,6 +326,7 @@ class Share {
   std::byte* tiles_;
   float* sums_;
   std::byte* arranged_;
+  std::byte* is_arranged_;  // for each task of rows, whether its rows are
 };
 
 }  // namespace

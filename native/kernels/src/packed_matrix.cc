@@ -220,6 +220,8 @@ void PackedMatrix::unpack_row(std::int64_t row, float* out) const {
   check_rows(row, 1);
   const Place place = place_of(row);
   const TileOrder order = order_of(format_, input_type());
+  // Products of integers become no bfloat16.
+  const bool cuts = input_type() == Type::kBf16 && layout() != IntegerLayout::kQuads;
   const float row_scale = row_scales_[place.pair * kPair + place.half * kPanel + place.channel];
   std::byte* block = bytes_.get() + place.pair * pair_bytes();
   for (std::int64_t first = 0; first < num_in_; first += kSlice, block += block_bytes_) {
@@ -236,8 +238,7 @@ void PackedMatrix::unpack_row(std::int64_t row, float* out) const {
       } else if (format_ == WeightFormat::kBf16) {
         out[first + k] = from_bf16(reinterpret_cast<const std::uint16_t*>(tile)[index]);
       } else {
-        out[first + k] = input_type() == Type::kBf16 ? cut_value_of(slice, format_, k)
-                                                     : value_of(slice, format_, k);
+        out[first + k] = cuts ? cut_value_of(slice, format_, k) : value_of(slice, format_, k);
       }
     }
   }

@@ -17,13 +17,16 @@
 
 namespace antiphon::kernels {
 
-// Up to kFewRows rows, brought into the order in which products of few rows read them.
+inline constexpr std::int64_t kFewRows = 32;  // what products keep in registers
+
+// Rows, brought into the form in which products read them that take arranged ones.
 struct Arranging {
-  const void* rows;  // of the kernels' input type, whole slices wide
+  const void* rows;  // whole slices wide
+  Type type;         // the kernels' input type, unless they arrange any
   std::int64_t row_stride;
   std::int64_t num_rows;
   std::int64_t num_slices;
-  void* arranged;  // written: num_slices * kSlice values for each of `arranged_rows`
+  void* arranged;  // written: `arranged_bytes` for each slice of each of `arranged_rows`
 };
 
 // What will be read next: asked of memory while this is computed.
@@ -74,18 +77,22 @@ struct ProductKernels {
   void (*end)();
   // How integers lie that `unpack` reads.
   IntegerLayout layout = IntegerLayout::kLanesAreOutputs;
-  // Both at once, where there is such a one: for up to kFewRows rows that `arrange` has arranged,
-  // all slices of a pair. Of `tiles` it writes as many as it needs, at least those of four slices;
-  // `sums` are written.
+  // Both at once, where there is such a one: for up to `most_rows_at_once` rows that `arrange` has
+  // arranged. Of `tiles` it writes as many as it needs, at least those of four slices. Where that
+  // is for few rows only, it takes all slices of a pair, and `sums` are written. Where it isn't,
+  // `row_stride` counts slices.
   std::array<void (*)(const Unpacking&, const Product&), 6> unpack_and_multiply = {};
   void (*arrange)(const Arranging&) = nullptr;
+  std::int64_t most_rows_at_once = kFewRows;
+  std::int64_t arranged_bytes = 2 * kSlice;
+  bool arranges_any_type = false;
 };
 
-inline constexpr std::int64_t kFewRows = 32;  // what products keep in registers
-
-// What is arranged of few rows, zeros behind the last.
+// What is arranged; of few rows, zeros may stand behind the last.
 constexpr std::int64_t arranged_rows(std::int64_t num_rows) {
-  return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(num_rows)));
+  return num_rows > kFewRows
+             ? num_rows
+             : static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(num_rows)));
 }
 
 // Those that a matrix of this format takes on `isa`.
@@ -94,7 +101,9 @@ const ProductKernels& product_kernels(Isa isa, WeightFormat format);
 const ProductKernels& portable_kernels();
 #ifdef ANTIPHON_KERNELS_X86
 const ProductKernels& avx2_kernels();
+const ProductKernels& avx_vnni_kernels();  // of integers only
 const ProductKernels& avx512_kernels();
+const ProductKernels& avx512_vnni_kernels();  // of integers only
 const ProductKernels& avx512_bf16_kernels();
 const ProductKernels& amx_kernels();
 #endif

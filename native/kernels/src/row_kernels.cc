@@ -3,6 +3,7 @@
 namespace antiphon::kernels {
 
 const RowKernels& row_kernels(Isa isa) {
+  isa = base_of(isa);
 #if defined(ANTIPHON_KERNELS_X86)
   if (isa >= Isa::kAvx512) {
     return avx512::kRowKernels;

@@ -6,6 +6,7 @@
 
 #include "float16.h"
 #include "input_lanes.h"
+#include "quads.h"
 
 namespace antiphon::kernels {
 namespace {
@@ -114,6 +115,10 @@ void store_integers(const TileColumnPlace& place, const std::uint8_t* values) {
     store_inputs(tile, place.format, place.channel, values);
     return;
   }
+  if (place.layout == IntegerLayout::kQuads) {
+    store_quads(tile, place.format, place.channel, values);
+    return;
+  }
   for (int parity = 0; parity < 2; ++parity) {
     std::uint8_t column[16];
     for (int p = 0; p < 16; ++p) {
@@ -128,6 +133,10 @@ void load_integers(const TileColumnPlace& place, std::uint8_t* values) {
   std::byte* const tile = tile_weights(place.block, place.format, place.half);
   if (place.layout == IntegerLayout::kLanesAreInputs) {
     load_inputs(tile, place.format, place.channel, values);
+    return;
+  }
+  if (place.layout == IntegerLayout::kQuads) {
+    load_quads(tile, place.format, place.channel, values);
     return;
   }
   for (int parity = 0; parity < 2; ++parity) {

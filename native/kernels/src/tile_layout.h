@@ -22,6 +22,12 @@
 //   kInt6: four inputs are three bytes, in words of 64 bits by k / 4. Outputs 2 i and 2 i + 1 have
 //          the lower six bytes of vector i; 12 and 13 the upper two of vectors 0 to 2, 14 and 15
 //          those of 3 to 5
+// Where four inputs lie together, for dot products of bytes, input k of output c lies in
+//   kInt8: byte k % 4 of word k / 4 * 16 + c of 32 bits
+//   kInt4: the lower four bits (k / 4 even) or the upper ones of byte k % 4 of word k / 8 * 16 + c
+//   kInt5: as kInt4, and the high bit in bit k % 4 * 8 + k / 4 of word 64 + c
+//   kInt6: as kInt4, and the two high bits in bits k % 4 * 8 + k / 4 % 4 * 2 of word
+//          64 + k / 16 * 16 + c
 // A block has the integers of two tiles and then, of each, 16 scales and (not kInt8) 16 offsets or
 // second scales, in float16.
 #pragma once
@@ -38,7 +44,7 @@ inline constexpr int kPanel = 16;         // outputs
 inline constexpr int kPair = 2 * kPanel;  // outputs
 inline constexpr int kTile = kSlice * kPanel;
 
-enum class IntegerLayout : int { kLanesAreOutputs, kLanesAreInputs };
+enum class IntegerLayout : int { kLanesAreOutputs, kLanesAreInputs, kQuads };
 
 struct TileBytes {
   std::size_t weights;

@@ -1,6 +1,7 @@
 // Products beside a naive model in double precision.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -15,10 +16,17 @@ namespace antiphon::kernels {
 
 inline std::vector<Isa> isas_here() {
   std::vector<Isa> isas;
-  for (int isa = 0; isa <= static_cast<int>(best_isa()); ++isa) {
-    isas.push_back(static_cast<Isa>(isa));
+  for (int isa = 0; isa <= static_cast<int>(Isa::kAvx512Vnni); ++isa) {
+    if (has(static_cast<Isa>(isa))) {
+      isas.push_back(static_cast<Isa>(isa));
+    }
   }
   return isas;
+}
+
+// Whether products take rows as integers.
+inline bool takes_integers(Isa isa, WeightFormat format) {
+  return isa != base_of(isa) && format != WeightFormat::kF32 && format != WeightFormat::kBf16;
 }
 
 inline std::vector<float> random_floats(std::mt19937& random, std::int64_t count, float scale = 1) {
@@ -61,6 +69,30 @@ inline void run_linear(ThreadTeam& team, const PackedMatrix& weights, const Rows
   team.run([&](Worker& worker) {
     linear(worker, cursor, weights, in, bias, epilogue, out, out_column);
   });
+}
+
+// Rows `width` wide as products with these weights see them: where they take integers, 32 inputs at
+// a time are the nearest of 255 levels around 0, by their largest.
+inline Buffer seen_by(const PackedMatrix& weights, const Buffer& rows, std::int64_t width) {
+  if (!takes_integers(weights.isa(), weights.format())) {
+    return rows;
+  }
+  std::vector<float> seen = rows.floats;
+  const auto num_values = static_cast<std::int64_t>(seen.size());
+  for (std::int64_t row = 0; row < num_values; row += width) {
+    for (std::int64_t first = row; first < row + width; first += 32) {
+      const std::int64_t end = std::min(first + 32, row + width);
+      float largest = 0;
+      for (std::int64_t k = first; k < end; ++k) {
+        largest = std::max(largest, std::abs(seen[k]));
+      }
+      constexpr float kRounding = 0x1.8p23F;  // ties as well are decided as they are there
+      for (std::int64_t k = first; k < end; ++k) {
+        seen[k] = (std::fma(seen[k], 127 / largest, kRounding) - kRounding) * (largest / 127);
+      }
+    }
+  }
+  return {Type::kF32, seen};
 }
 
 // One output, of weights as products see them, and by how much sums of float32 may miss it.

@@ -55,8 +55,9 @@ void Linear::check(const Shape& shape, Epilogue epilogue, Type out_type, bool wi
              with_bias ? bias.data() : nullptr, epilogue, {out.data(), out_type, stride}, kColumn);
 
   const auto weights = unpacked(matrix);
+  const Buffer seen = seen_by(matrix, in, shape.num_in);
   const auto product = [&](std::int64_t row, std::int64_t output) {
-    return naive_product(weights[output], in, row * shape.num_in, with_bias ? bias[output] : 0);
+    return naive_product(weights[output], seen, row * shape.num_in, with_bias ? bias[output] : 0);
   };
   for (std::int64_t row = 0; row < shape.num_rows; ++row) {
     for (std::int64_t i = 0; i < stride; ++i) {
@@ -164,6 +165,27 @@ TEST_P(Linear, TakesRowsOfTheOtherType) {
   EXPECT_EQ(of_halves, of_floats);
 }
 
+TEST_P(Linear, TakesZerosAndTheSmallestAndLargestInputs) {
+  constexpr std::int64_t kIn = 128;
+  constexpr std::int64_t kOut = 20;
+  const PackedMatrix matrix = random_matrix(kOut, kIn);
+  std::vector<float> values(kIn);
+  values[40] = 0x1p-126F;
+  values[70] = 0x1p60F;
+  values[100] = -0x1p100F;
+  Buffer in(matrix.input_type(), values);
+  std::vector<float> out(kOut);
+
+  run_linear(team_, matrix, {in.data(), in.type, 1, kIn}, nullptr, Epilogue::kStore,
+             {out.data(), Type::kF32, kOut});
+
+  const auto weights = unpacked(matrix);
+  for (std::int64_t i = 0; i < kOut; ++i) {
+    const Expected expected = naive_product(weights[i], in, 0, 0);
+    EXPECT_NEAR(out[i], expected.value, expected.tolerance);
+  }
+}
+
 TEST_P(Linear, StoresGatesAndUpsInTheirOwnColumns) {
   const PackedMatrix paired = random_matrix(70, 40, RowOrder::kGateUp);
   PackedMatrix plain(70, 40, WeightFormat::kF32, RowOrder::kPlain, Isa::kPortable);
@@ -182,7 +204,9 @@ TEST_P(Linear, StoresGatesAndUpsInTheirOwnColumns) {
              {of_plain.data(), Type::kF32, 70});
 
   for (int i = 0; i < 140; ++i) {
-    EXPECT_NEAR(of_paired[i], of_plain[i], 1e-5);
+    // Integers are a 254th of the largest input beside them off at most.
+    const bool are_integers = takes_integers(GetParam().isa, GetParam().format);
+    EXPECT_NEAR(of_paired[i], of_plain[i], are_integers ? 0.05 : 1e-5);
   }
 }
 
@@ -190,6 +214,10 @@ std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (const Isa isa : isas_here()) {
     for (const WeightFormat format : kFormats) {
+      // Others are those of the instruction set that it stands on.
+      if (isa != base_of(isa) && !takes_integers(isa, format)) {
+        continue;
+      }
       cases.push_back({isa, format});
     }
   }
@@ -202,6 +230,34 @@ std::string case_name(const testing::TestParamInfo<Case>& info) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Linear, testing::ValuesIn(all_cases()), case_name);
+
+TEST(LinearOfIntegers, IsTheSameInVectorsOfAnyWidth) {
+  if (!has(Isa::kAvxVnni) || !has(Isa::kAvx512Vnni)) {
+    GTEST_SKIP() << "this machine lacks one of them";
+  }
+  constexpr std::int64_t kIn = 200;
+  constexpr std::int64_t kOut = 70;
+  constexpr std::int64_t kRows = 9;
+  std::mt19937 random(5);
+  const std::vector<float> weights = random_floats(random, kOut * kIn);
+  Buffer in(Type::kBf16, random_floats(random, kRows * kIn));
+  ThreadTeam team(1, false);
+  for (const WeightFormat format : kFormats) {
+    if (!takes_integers(Isa::kAvxVnni, format)) {
+      continue;
+    }
+    std::vector<float> results[2];
+    for (const Isa isa : {Isa::kAvxVnni, Isa::kAvx512Vnni}) {
+      PackedMatrix matrix(kOut, kIn, format, RowOrder::kPlain, isa);
+      matrix.pack_f32(0, kOut, weights.data());
+      std::vector<float>& out = results[isa == Isa::kAvxVnni ? 0 : 1];
+      out.resize(kRows * kOut);
+      run_linear(team, matrix, {in.data(), in.type, kRows, kIn}, nullptr, Epilogue::kStore,
+                 {out.data(), Type::kF32, kOut});
+    }
+    EXPECT_EQ(results[0], results[1]);
+  }
+}
 
 TEST(LinearArguments, AreRefusedWhereAnEpilogueCantTakeThem) {
   const PackedMatrix matrix(32, 32, WeightFormat::kF32, RowOrder::kPlain, Isa::kPortable);
