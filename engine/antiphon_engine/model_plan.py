@@ -33,9 +33,14 @@ _KNOWN_ELSEWHERE: Final = {
     Quantization.INT4: _BY_KERNELS_ON_CPU,
     Quantization.FP8: "the kernels for CUDA quantize so, with engine.device = cuda",
 }
-_ISAS: Final = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
-_FLOAT32_ISAS: Final = _ISAS[:3]
-"""Those after them are for bfloat16."""
+_ISAS: Final = ("portable", "avx2", "avx512", "avx512_bf16", "amx", "avx_vnni", "avx512_vnni")
+_IN_FLOAT32: Final = {
+    "avx512_bf16": "avx512",
+    "amx": "avx512",
+    "avx_vnni": "avx2",
+    "avx512_vnni": "avx512",
+}
+"""What takes the place of those that would cut float32 rows short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +117,7 @@ class ModelPlanner:
         self, model: ModelConfig, asked: Quantization, kinds: Mapping[str, str]
     ) -> ModelPlan:
         # PyTorch's operators do without the kernels.
+        from antiphon_engine.cpu.kernel_choice import KernelChooser
         from antiphon_engine.cpu.packed_cache import PackedCache
         from antiphon_engine.cpu.products import plan_products
         from antiphon_engine.cpu.transformer import CpuSettings, CpuTransformer
@@ -119,13 +125,16 @@ class ModelPlanner:
         config, name = self._config, _dtype_name(self._config, model)
         products = plan_products(model, dtype=name, quantization=asked, kinds=kinds)
         num_scored = min(slice_tokens(model.vocabulary_size), config.max_step_tokens)
-        cache = None
-        if self._cache_dir is not None and config.packed_cache_bytes:
-            cache = PackedCache(
-                directory=self._cache_dir / "packed", max_bytes=config.packed_cache_bytes
-            )
+        cache, chooser = None, None
+        if self._cache_dir is not None:
+            directory = self._cache_dir / "packed"
+            if config.packed_cache_bytes:
+                cache = PackedCache(directory=directory, max_bytes=config.packed_cache_bytes)
+            if config.cpu_kernels == _AUTO and name == "bfloat16":
+                chooser = KernelChooser(directory=directory)
         settings = CpuSettings(
             packed_cache=cache,
+            chooser=chooser,
             products=products,
             isa=_isa(config, name),
             num_threads=self._num_threads,
@@ -190,7 +199,7 @@ def _isa(config: EngineConfig, dtype: str) -> str:
     asked = best if config.cpu_kernels == _AUTO else config.cpu_kernels
     if not _kernels.has_isa(asked):
         raise StartupError(
-            f"engine.cpu_kernels is {asked}, but this machine goes up to {best}; auto takes that"
+            f"engine.cpu_kernels is {asked}, but this machine goes up to {best}; auto takes "
+            "what is quickest here"
         )
-    usable = _FLOAT32_ISAS if dtype == "float32" else _ISAS
-    return asked if asked in usable else usable[-1]
+    return _IN_FLOAT32.get(asked, asked) if dtype == "float32" else asked

@@ -92,7 +92,17 @@ RULES: Final[Mapping[str, Range | Choice]] = {
     "telemetry.flush_limit_s": Range(0, 60),
     "engine.dtype": Choice(("auto", "bfloat16", "float32")),
     "engine.cpu_kernels": Choice(
-        ("auto", "torch", "portable", "avx2", "avx512", "avx512_bf16", "amx")
+        (
+            "auto",
+            "torch",
+            "portable",
+            "avx2",
+            "avx512",
+            "avx512_bf16",
+            "amx",
+            "avx_vnni",
+            "avx512_vnni",
+        )
     ),
     "engine.quantization": Choice(("auto", "none", "int8", "int4", "fp8")),
     "engine.attention_backend": Choice(("auto", "triton", "flashinfer")),

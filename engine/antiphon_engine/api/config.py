@@ -18,9 +18,11 @@ class EngineConfig:
     device: str = "cpu"
     """Where the model runs: cpu or cuda."""
     cpu_kernels: str = "auto"
-    """What computes on the CPU: the engine's own kernels, by auto with the best instructions that
-    the machine has, or by the name of others: portable, avx2, avx512, avx512_bf16 or amx; or torch,
-    PyTorch's operators, the reference."""
+    """What computes on the CPU: the engine's own kernels, by auto with the instructions that are
+    quickest on this machine, which a first start measures and keeps in model.cache_dir; or by the
+    name of some: portable, avx2, avx512, avx512_bf16 or amx; avx_vnni or avx512_vnni, which round
+    what is multiplied with integer weights to 8 bits, 32 values with one scale; or torch, PyTorch's
+    operators, the reference."""
     attention_backend: str = "auto"
     """What attends to prompts on cuda: triton (the engine's own kernels), flashinfer (FlashInfer's,
     in steps of more than 2,048 tokens of prompts; `antiphon build-attention` builds them), or by

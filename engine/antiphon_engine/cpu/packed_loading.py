@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -30,13 +31,14 @@ class WeightsToLoad:
 
     config: ModelConfig
     products: Products
-    isa: str
+    isas: Mapping[str, str]
+    """Instruction sets of products by form of weights."""
     num_threads: int
     """That load."""
 
     def empty(self, packer: Packer) -> CpuWeights:
         """Returns weights that aren't there yet."""
-        return CpuWeights(self.config, self.products, isa=self.isa, packer=packer)
+        return CpuWeights(self.config, self.products, isas=self.isas, packer=packer)
 
 
 def load_packed(
@@ -89,7 +91,7 @@ def _key(wanted: WeightsToLoad, shards: Shards) -> str:
     facts = {
         "checkpoint": file_identity(sorted(shards.by_file())),
         "library": library_identity(),
-        "isa": wanted.isa,
+        "isas": dict(wanted.isas),
         "matrices": matrices,
     }
     return json.dumps(facts)

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import structlog
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from antiphon_engine import _kernels
 from antiphon_engine.checkpoint.progress import OnProgress
+from antiphon_engine.cpu.kernel_choice import KernelChooser, by_name
 from antiphon_engine.cpu.packed_cache import PackedCache
 from antiphon_engine.cpu.packed_loading import WeightsToLoad, load_packed
 from antiphon_engine.cpu.products import Products
@@ -32,6 +34,8 @@ from antiphon_engine.model.partition import Partition
 from antiphon_engine.model.random_weights import fill_randomly
 from antiphon_engine.model.rope import rope_frequencies
 
+_log = structlog.get_logger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuSettings:
@@ -39,11 +43,13 @@ class CpuSettings:
 
     products: Products
     isa: str
+    """The instruction set, of products too where nothing chooses theirs."""
     num_threads: int
     max_step_tokens: int
     max_logits: int
     """Tokens whose logits are asked for at once."""
     packed_cache: PackedCache | None = None
+    chooser: KernelChooser | None = None
 
 
 class CpuTransformer:
@@ -122,10 +128,15 @@ class CpuTransformer:
 
     def _wanted(self) -> WeightsToLoad:
         settings = self._settings
+        if settings.chooser is None:
+            isas = by_name(settings.products, settings.isa)
+        else:
+            isas = settings.chooser.choose(settings.products, settings.num_threads)
+        _log.info("kernels", products=isas, others=settings.isa, num_threads=settings.num_threads)
         return WeightsToLoad(
             config=self._config,
             products=settings.products,
-            isa=settings.isa,
+            isas=isas,
             num_threads=settings.num_threads,
         )
 

@@ -1,7 +1,7 @@
 """A model's weights in memory as the kernels read them, and where a checkpoint's tensors go."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -104,13 +104,18 @@ class LayerWeights:
 class CpuWeights:
     """All weights of a model. Vectors and matrices are zeros until `targets` has been filled.
 
-    `isa` is the instruction set that products will use.
+    `isas` has the instruction set that products will use for each form of weights.
     """
 
     def __init__(
-        self, config: ModelConfig, products: Products, *, isa: str, packer: Packer
+        self,
+        config: ModelConfig,
+        products: Products,
+        *,
+        isas: Mapping[str, str],
+        packer: Packer,
     ) -> None:
-        self._isa = isa
+        self._isas = isas
         self._packer = packer
         self.targets: dict[str, WeightTarget] = {}
         """Every tensor that the checkpoint must have."""
@@ -164,7 +169,7 @@ class CpuWeights:
             matrix.num_in,
             weight_format=matrix.weight_format,
             order=matrix.order,
-            isa=self._isa,
+            isa=self._isas[matrix.weight_format],
         )
         self.matrices.append(packed)
         first_row = 0

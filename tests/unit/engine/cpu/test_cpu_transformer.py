@@ -14,6 +14,8 @@ FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 ISAS = [
     isa for isa in ("portable", "avx2", "avx512", "avx512_bf16", "amx") if _kernels.has_isa(isa)
 ]
+# These take rows as integers, with weights that are.
+BYTE_ISAS = [isa for isa in ("avx_vnni", "avx512_vnni") if _kernels.has_isa(isa)]
 (PROMPT,) = prompts(1, least=70, most=70)
 
 
@@ -67,7 +69,7 @@ def test_biases_are_added_everywhere(tmp_path):
 def test_narrow_weights_stay_near_the_wide_ones(checkpoints, quantization, mean_difference):
     expected = prompt_logits(checkpoints["qwen2"], PROMPT, FLOAT32)
 
-    for isa in ISAS:
+    for isa in [*ISAS, *BYTE_ISAS]:
         logits = prompt_logits(
             checkpoints["qwen2"], PROMPT, BFLOAT16, cpu_kernels=isa, quantization=quantization
         )

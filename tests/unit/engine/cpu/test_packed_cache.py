@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from antiphon_engine.checkpoint.fields import Fields
+from antiphon_engine.cpu.kernel_choice import by_name
 from antiphon_engine.cpu.packed_cache import PackedCache, file_identity
 from antiphon_engine.cpu.packed_loading import KEEPER, WeightsToLoad, load_packed
 from antiphon_engine.cpu.products import plan_products
@@ -154,7 +155,8 @@ class Loaded:
     def __init__(self, checkpoint: Path, cache: PackedCache | None, quantization: Quantization):
         config = parse_model_config(Fields.read(checkpoint / "config.json"))
         products = plan_products(config, dtype="bfloat16", quantization=quantization, kinds={})
-        wanted = WeightsToLoad(config=config, products=products, isa="portable", num_threads=2)
+        isas = by_name(products, "portable")
+        wanted = WeightsToLoad(config=config, products=products, isas=isas, num_threads=2)
         stages = []
         weights = load_packed(
             wanted, checkpoint, cache=cache, on_progress=lambda *news: stages.append(news)
