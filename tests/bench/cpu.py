@@ -94,6 +94,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=10, help="of the part path (10)")
     parser.add_argument("--peers", type=Path, default=Places.default_root(), metavar="DIRECTORY")
     parser.add_argument("--threads", type=int, default=0, help="of each engine; 0: one a core")
+    parser.add_argument("--kernels", default="auto", help="Antiphon's engine.cpu_kernels (auto)")
     parser.add_argument("--plot", default="", metavar="FILE.svg", help="where to draw the figures")
     parser.add_argument("--start-limit-s", type=float, default=600, help="of one engine (600)")
     parser.add_argument("--seed", type=int, default=time.time_ns(), help="of the prompts")
@@ -112,6 +113,7 @@ def main() -> int:
         checkpoint=default_checkpoint(),
         num_threads=arguments.threads or num_physical_cores(),
         start_limit_s=arguments.start_limit_s,
+        kernels=arguments.kernels,
     )
     results: Results = {"num_cpus": len(os.sched_getaffinity(0)), "threads": machine.num_threads}
     if "speed" in arguments.parts:

@@ -32,6 +32,8 @@ class Machine:
     """The default model's, as Antiphon has it."""
     num_threads: int
     start_limit_s: float
+    kernels: str = "auto"
+    """Antiphon's `engine.cpu_kernels`."""
 
     def log(self, name: str) -> Path:
         """Returns where an engine's output goes."""
@@ -63,19 +65,19 @@ class Engine:
 QUANTIZATIONS = {"bf16": "none", "int8": "int8", "int4": "int4", "stored": "auto"}
 
 
-def own_settings(weights: str) -> dict[str, str]:
+def own_settings(weights: str, machine: Machine) -> dict[str, str]:
     """Returns the settings of Antiphon's engine for a form of weights."""
-    return {"cpu_kernels": "auto", "quantization": QUANTIZATIONS[weights]}
+    return {"cpu_kernels": machine.kernels, "quantization": QUANTIZATIONS[weights]}
 
 
 def _own_server(name: str, weights: str, machine: Machine) -> Opened:
-    settings = [f"engine.{key}={value}" for key, value in own_settings(weights).items()]
+    settings = [f"engine.{key}={value}" for key, value in own_settings(weights, machine).items()]
     settings.append(f"engine.num_threads={machine.num_threads}")
     return antiphon_server("demo", settings, machine.log(name))
 
 
 def _own_words(script: str, weights: str, machine: Machine) -> list[str]:
-    settings = own_settings(weights) | {"num_threads": machine.num_threads}
+    settings = own_settings(weights, machine) | {"num_threads": machine.num_threads}
     return [sys.executable, str(HERE / script), str(machine.checkpoint), json.dumps(settings)]
 
 

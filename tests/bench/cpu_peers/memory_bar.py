@@ -17,7 +17,7 @@ _BFLOAT16_BYTES = 2
 
 def bar_mb(engine: Engine, machine: Machine) -> int:
     """Returns weights in their form, one plain embedding, the pool of the cache and a gigabyte."""
-    config = EngineConfig(**own_settings(engine.weights))
+    config = EngineConfig(**own_settings(engine.weights, machine))
     model = parse_model_config(Fields.read(machine.checkpoint / "config.json"))
     products = plan_products(
         model,
@@ -41,4 +41,6 @@ def memory_lines(
         ordered = sorted(seen.memory_shares_mb.items(), key=lambda share: -share[1])
         shares = ", ".join(f"{role} {size}" for role, size in ordered)
         bar = bar_mb(engine, machine)
-        yield f"{engine.name}: peak PSS {seen.peak_pss_mb:.0f} MB of {bar} MB at most ({shares})"
+        verdict = "met" if seen.peak_pss_mb <= bar else "MISSED"
+        peak = f"{engine.name}: peak PSS {seen.peak_pss_mb:.0f} MB"
+        yield f"{peak}, bar {bar} MB, {verdict} ({shares})"

@@ -92,7 +92,7 @@ def measure(machine: Machine, num_pairs: int, *, quick: bool) -> dict[str, Any]:
     """Measures pairs in alternating order, prints them, and returns medians."""
     num_tokens = 16 if quick else 128
     num_thousands = _NUM_STREAMS * num_tokens / 1000
-    settings = [f"engine.{key}={value}" for key, value in own_settings(_WEIGHTS).items()]
+    settings = [f"engine.{key}={value}" for key, value in own_settings(_WEIGHTS, machine).items()]
     settings.append(f"engine.num_threads={machine.num_threads}")
     prompts = Prompts(text_ids(machine.checkpoint), seed=num_pairs)
     alone: list[float] = []

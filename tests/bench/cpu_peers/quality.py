@@ -48,7 +48,7 @@ def measure(machine: Machine, *, quick: bool) -> dict[str, Any]:
     print(f"float32: perplexity {exact.perplexity:.4f}, {len(exact.likeliest)} positions")
     found = {}
     for weights in QUANTIZATIONS:
-        config = EngineConfig(**own_settings(weights), kv_cache_tokens=_KV_TOKENS)
+        config = EngineConfig(**own_settings(weights, machine), kv_cache_tokens=_KV_TOKENS)
         seen = read_text(machine, config, windows)
         same = np.equal(seen.likeliest, exact.likeliest)
         found[weights] = {
