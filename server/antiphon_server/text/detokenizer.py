@@ -15,9 +15,13 @@ class _RunState(enum.Enum):
     """What becomes of the byte tokens of the current run."""
 
     NONE = enum.auto()
+    """No byte token has come since the last other one: there is no run."""
     HELD = enum.auto()
+    """Kept back: a bad byte would still turn all of it into U+FFFD."""
     SHOWN = enum.auto()
+    """Too long to be kept back: each character goes out once it is whole."""
     SPOILED = enum.auto()
+    """A bad byte has come: every byte, up to the run's end, is U+FFFD."""
 
 
 class TokenEnds:
