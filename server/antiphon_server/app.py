@@ -30,6 +30,8 @@ from grpc_reflection.v1alpha import reflection
 
 from antiphon_engine.api.errors import AntiphonError, StartupError
 from antiphon_server.access.entrance import Entrance
+from antiphon_server.access.quotas import TenantQuotas
+from antiphon_server.access.tenancy import Tenancy
 from antiphon_server.config import Config
 from antiphon_server.draining import Draining
 from antiphon_server.generator import Generator
@@ -135,6 +137,7 @@ class Server:
         self._admin_services = PortServices(_service_names(ADMIN_FILES))
         self._answers = False
         self._store: SqliteStore | None = None
+        self._tenancy: Tenancy | None = None
         self._registry: SessionRegistry | None = None
         self._models: Sequence[ServedModel] = ()
 
@@ -164,10 +167,10 @@ class Server:
             await port.server.start()
 
     async def open_store(self) -> None:
-        """Opens the session store, where it isn't open yet. Needs no model.
+        """Opens the session store and the server's secret, where it hasn't yet. Needs no model.
 
         Raises:
-            StartupError: the store can't be used.
+            StartupError: one of them can't be used.
         """
         if self._store is None:
             self._store = await asyncio.to_thread(
@@ -178,6 +181,8 @@ class Server:
                 max_bytes=self._config.store.max_bytes,
             )
             self._store.health.follow(self.supervision.note_store)
+        if self._tenancy is None:
+            self._tenancy = await asyncio.to_thread(self._entrance.new_tenancy)
 
     async def open(self, models: Sequence[ServedModel]) -> None:
         """Opens the session store and serves the models from now on.
@@ -189,17 +194,18 @@ class Server:
         by_name = {model.name: model for model in models}
         assert len(by_name) == len(models) >= 1
         await self.answer()
+        await self.open_store()
+        assert self._store is not None
+        assert self._tenancy is not None
         generators = {
             name: Generator(
                 model,
                 offload=self._offload,
-                tenancy=self._entrance.tenancy,
+                tenancy=self._tenancy,
                 max_unread_bytes=self._config.limits.max_undelivered_bytes,
             )
             for name, model in by_name.items()
         }
-        await self.open_store()
-        assert self._store is not None
         self._registry = SessionRegistry(
             store=self._store,
             models=by_name,
@@ -222,7 +228,7 @@ class Server:
                 max_attempts=self._config.sessions.max_attempts,
             ),
             clock=Clock(),
-            tenancy=self._entrance.tenancy,
+            tenancy=self._tenancy,
             telemetry=self.telemetry,
         )
         try:
@@ -232,7 +238,9 @@ class Server:
         self.draining.follow(self._registry)
         self._add_main_services(by_name, generators, self._registry)
         self._add_admin_services(by_name, self._registry)
-        self.metering.follow(models, partial(self._front_end_state, self._registry))
+        self.metering.follow(
+            models, partial(self._front_end_state, self._registry, self._tenancy.quotas)
+        )
         self._main_services.open()
         self._admin_services.open()
         self.supervision.follow([model.engine for model in models])
@@ -266,7 +274,7 @@ class Server:
             group.create_task(self.metering.close(flush_limit_s))
         return drained.num_cancelled + drained.num_left + drained.num_calls
 
-    def _front_end_state(self, registry: SessionRegistry) -> FrontEndState:
+    def _front_end_state(self, registry: SessionRegistry, quotas: TenantQuotas) -> FrontEndState:
         num_turns, num_queued = registry.num_live_turns, registry.num_queued_turns
         return FrontEndState(
             version=metadata.version("antiphon"),
@@ -278,7 +286,7 @@ class Server:
             num_calls=self.supervision.num_calls,
             num_streams=self._long_calls.num_open,
             certificate_expiry_s=self._entrance.certificate_expiry_s,
-            quota_refusals=dict(self._entrance.tenancy.quotas.num_refused),
+            quota_refusals=dict(quotas.num_refused),
         )
 
     def _guard(

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Final
 
 import grpc
 
@@ -33,7 +32,7 @@ class Entrance:
     """Certificates, credentials and the server's secret. Lives on one event loop."""
 
     def __init__(self, config: Config, *, now: Callable[[], datetime]) -> None:
-        """Reads all files.
+        """Reads all files that are there.
 
         Args:
             config: The settings in force.
@@ -46,13 +45,27 @@ class Entrance:
         self._certificates = _certificates(config.server)
         self._credentials = _credentials(config.server)
         self._reloading: asyncio.Task[None] | None = None
-        secret = config.server.secret_file
-        path = Path(secret or f"{config.store.path}.secret")
+        named = config.server.secret_file
+        self._secret_path = Path(named or f"{config.store.path}.secret")
+        self._may_draw_secret = not named
+        if named or self._secret_path.exists():
+            load_secret(self._secret_path, may_make=False)  # What is wrong with it is told first.
         self._limits = QuotaLimits(
             max_sessions=config.sessions.max_sessions, **dataclasses.asdict(config.quotas)
         )
-        self.tenancy: Final = Tenancy(
-            scopes=CacheScopes(load_secret(path, may_make=not secret), self._tenants),
+
+    def new_tenancy(self) -> Tenancy:
+        """Returns what keeps tenants apart. Blocks.
+
+        Draws the server's secret where none is named or there: call it once the session store is
+        open, so that a start which is refused leaves no secret behind.
+
+        Raises:
+            StartupError: the secret can't be read or made.
+        """
+        secret = load_secret(self._secret_path, may_make=self._may_draw_secret)
+        return Tenancy(
+            scopes=CacheScopes(secret, self._tenants),
             quotas=TenantQuotas(self._limits_of, clock_ns=time.monotonic_ns),
         )
 

@@ -1,6 +1,8 @@
 """The SQLite file's tables, and how a file comes to have them."""
 
+import contextlib
 import sqlite3
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -10,6 +12,11 @@ from antiphon_server.sessions.sqlite_threads import DAMAGE
 
 APPLICATION_ID: Final = 0x416E7470
 """Marks the file as ours."""
+
+# As the file format of SQLite has them.
+_MAGIC: Final = b"SQLite format 3\0"
+_HEADER_BYTES: Final = 100
+_APPLICATION_ID: Final = slice(68, 72)
 
 MIGRATIONS: Final[Sequence[str]] = (
     """
@@ -225,6 +232,46 @@ def prepare(connection: sqlite3.Connection, path: Path) -> int:
         return _migrate(connection, version)
     except DAMAGE as error:
         raise StartupError(f"{path} can't be written as a session store: {error}") from error
+
+
+def check_place(path: Path) -> None:
+    """Checks that a store can be at a path: nothing, an empty file or a store is there.
+
+    Writes nothing, there or beside it, so it comes before all that does. What only the write-ahead
+    log beside the file tells is left to `prepare`.
+
+    Raises:
+        StartupError: a folder, a file of another kind or another program's database is there.
+    """
+    try:
+        kind = path.stat().st_mode
+        if stat.S_ISDIR(kind):
+            raise StartupError(f"store.path: {path} is a folder; name a file in it (--store)")
+        if not stat.S_ISREG(kind):
+            raise StartupError(f"store.path: {path} is no regular file; name another (--store)")
+        with path.open("rb") as file:
+            header = file.read(_HEADER_BYTES)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StartupError(f"{path} can't be used as a session store: {error}") from error
+    if header and not header.startswith(_MAGIC):
+        raise StartupError(
+            f"{path} can't be used as a session store: it is a file of another kind; name another"
+            " (--store)"
+        )
+    if header and int.from_bytes(header[_APPLICATION_ID], "big") != APPLICATION_ID:
+        _check_unmarked(path)
+
+
+def _check_unmarked(path: Path) -> None:
+    """Checks a database whose file doesn't say that it is a store; ours is empty until it does."""
+    uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"  # Not even a lock is made beside it.
+    try:
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+            _checked_version(connection, path)
+    except DAMAGE as error:
+        raise StartupError(f"{path} can't be used as a session store: {error}") from error
 
 
 def check_is_store(connection: sqlite3.Connection, path: Path) -> None:

@@ -319,7 +319,8 @@ class _Connections:
 
     @classmethod
     def open(cls, path: Path) -> "_Connections":
-        """Opens both. Raises StartupError."""
+        """Opens both. Raises StartupError, before anything is made where no store can be."""
+        sqlite_schema.check_place(path)
         lock_fd = _lock(path)
         try:
             os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))

@@ -152,6 +152,7 @@ def test_second_server_on_a_port_fails_at_once_and_names_it(quick_runner: Runner
     assert f"can't listen on {address}: port {address.rpartition(':')[2]} is in use" in last_line
     assert "Traceback" not in log
     assert "warm-up" not in log  # It fails before it loads anything, and so at once.
+    assert not list(quick_runner.directory.glob("sessions-1*"))
 
 
 def test_second_server_on_a_session_store_fails_before_it_loads_a_model(
@@ -174,6 +175,8 @@ def test_second_server_on_a_session_store_fails_before_it_loads_a_model(
         (["--listen", "0.0.0.0:0"], "--insecure"),
         (["--set", "engine.max_rowz=5"], "did you mean engine.max_rows?"),
         (["--model", "/nonexistent"], "/nonexistent"),
+        (["--store", "."], "is a folder"),
+        (["--store", "tokenizer.json"], "a file of another kind"),
         (["--set", "model.chat_template=/nonexistent.jinja"], "/nonexistent.jinja"),
         (["--set", "model.name=a/b"], "model.name"),
     ],
@@ -181,11 +184,15 @@ def test_second_server_on_a_session_store_fails_before_it_loads_a_model(
 def test_mistake_is_told_in_one_clear_line(
     quick_runner: Runner, flags: list[str], told: str
 ) -> None:
+    (quick_runner.directory / "tokenizer.json").write_text("{}")
+
     exit_status, log = quick_runner.run(*flags)
 
     assert exit_status not in (0, None)
     assert told in log.strip().splitlines()[-1]
     assert "Traceback" not in log
+    secrets = quick_runner.directory.glob("*.secret")
+    assert [path for path in secrets if not path.with_suffix("").exists()] == []
 
 
 def test_misspelt_variable_is_told_in_one_clear_line(runner: Runner) -> None:
