@@ -30,7 +30,9 @@ _log = structlog.get_logger(__name__)
 
 _ISAS: Final = ("amx", "avx512_bf16", "avx512", "avx2", "avx512_vnni", "avx_vnni")
 _OF_INTEGERS: Final = ("avx512_vnni", "avx_vnni")
-_INTEGERS: Final = ("int8", "int6", "int5", "int4")
+_COARSE: Final = ("int6", "int5", "int4")
+"""Weights that round more than activations of 8 bits do. With int8 these would cost more than the
+weights: they are taken by name only."""
 _MIN_BYTES: Final = 64 << 20
 """Of a model: a smaller one's steps are mostly other things."""
 _MIN_GAIN: Final = 1.1
@@ -93,7 +95,7 @@ def candidates(weight_format: str, best: str) -> list[str]:
     """
     found = [best]
     for isa in _ISAS:
-        fits = isa not in _OF_INTEGERS or weight_format in _INTEGERS
+        fits = isa not in _OF_INTEGERS or weight_format in _COARSE
         if isa != best and fits and _kernels.has_isa(isa):
             found.append(isa)
     wanted = _input_type(weight_format, best)
