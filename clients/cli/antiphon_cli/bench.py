@@ -1,13 +1,16 @@
 """`antiphon bench`: measures an engine without a server."""
 
 import argparse
+import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
-from antiphon_cli.outcome import WRONG_USE, complain
+from antiphon_cli.outcome import FAILED, WRONG_USE, complain
 
 if TYPE_CHECKING:
+    from antiphon_engine.api.checkpoint import OnProgress
     from antiphon_engine.api.offline_bench import OfflineBench
 
 DESCRIPTION = """\
@@ -16,6 +19,7 @@ prompts alone, a mix of 512 requests, and 64 conversations of 6 turns. All reque
 end by their length. Prints tables, and one JSON object as the last line."""
 EXAMPLES = """\
 examples:
+  antiphon bench offline --model demo
   antiphon bench offline --model ./checkpoint --device cuda
   antiphon bench offline --model ./shapes/llama-3.1-8b/config.json --dummy-weights --device cuda
   antiphon bench offline --model ./checkpoint --workloads decode --batch-sizes 1,8 --divide 16
@@ -25,6 +29,16 @@ _WORKLOADS: Final = ("decode", "prefill", "mix", "sessions")
 _BATCH_SIZES: Final = (1, 8, 32, 128, 256)
 _CUDA_DEFAULTS: Final = ("engine.max_rows=512", "engine.max_step_tokens=8192")
 """What a server on such a device would be set to; --set goes before it."""
+_PLACES: Final = ("HOME", "XDG_CACHE_HOME", "ANTIPHON_MODEL__CACHE_DIR")
+"""Variables that say where models are kept. No other is read: figures are told with the settings
+that made them."""
+
+
+class FindModel(Protocol):
+    """Finds a model as a server does; raises StartupError."""
+
+    def __call__(self, model: str, *, cache_dir: Path, progress: "OnProgress") -> Path:
+        """Returns its checkpoint's directory."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,9 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         required=True,
-        type=Path,
         metavar="MODEL",
-        help="a checkpoint directory; with --dummy-weights a config.json is enough",
+        help="a checkpoint directory, FILE.gguf, a hub id, or demo, the default model; "
+        "with --dummy-weights a config.json is enough",
     )
     parser.add_argument(
         "--dummy-weights",
@@ -85,14 +99,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(
-    arguments: argparse.Namespace, *, run_bench: Callable[["OfflineBench"], int] | None = None
+    arguments: argparse.Namespace,
+    *,
+    run_bench: Callable[["OfflineBench"], int] | None = None,
+    find_model: FindModel | None = None,
 ) -> int:
     """Measures, and returns the exit status.
 
     Args:
         arguments: The flags.
         run_bench: Takes what is to be measured; None: measures it.
+        find_model: Finds the model; None: as a server does.
     """
+    from antiphon_engine.api.checkpoint import resolve_model
     from antiphon_engine.api.errors import StartupError
     from antiphon_engine.api.offline_bench import OfflineBench, bench_command, run_offline_bench
     from antiphon_server import settings
@@ -101,11 +120,12 @@ def run(
         complain(f"--divide is {arguments.divide}, but must be at least 1")
         return WRONG_USE
     try:
-        # Nothing of the environment: figures are told with the settings that made them.
-        config = settings.load_config(_sets(arguments), None, {}).engine
+        places = {name: os.environ[name] for name in _PLACES if name in os.environ}
+        whole = settings.load_config(_sets(arguments), None, places)
     except StartupError as error:
         complain(str(error))
         return WRONG_USE
+    config = whole.engine
     batch_sizes = arguments.batch_sizes or [
         size for size in _BATCH_SIZES if size <= config.max_rows
     ]
@@ -116,8 +136,13 @@ def run(
             f"add --set engine.max_rows={largest}"
         )
         return WRONG_USE
+    try:
+        model = _find(arguments, Path(whole.model.cache_dir), find_model or resolve_model)
+    except StartupError as error:
+        complain(str(error))
+        return FAILED
     bench = OfflineBench(
-        model=str(arguments.model),
+        model=str(model),
         random_seed=arguments.seed if arguments.dummy_weights else None,
         config=config,
         workloads=tuple(arguments.workloads),
@@ -125,6 +150,23 @@ def run(
         divisor=arguments.divide,
     )
     return (run_bench or (lambda bench: run_offline_bench(bench, bench_command())))(bench)
+
+
+def _find(arguments: argparse.Namespace, cache_dir: Path, find_model: FindModel) -> Path:
+    """Returns the directory of the model's checkpoint, or its shape. Raises StartupError."""
+    from antiphon_engine.api.errors import StartupError
+    from antiphon_server.progress import Progress
+
+    shape = Path(arguments.model).expanduser()
+    if shape.is_file() and shape.suffix == ".json":
+        if arguments.dummy_weights:
+            return shape
+        raise StartupError(f"{shape} has no weights; add --dummy-weights to measure random ones")
+    progress = Progress(sys.stderr)
+    try:
+        return find_model(arguments.model, cache_dir=cache_dir, progress=progress)
+    finally:
+        progress.end()
 
 
 def _sets(arguments: argparse.Namespace) -> list[str]:

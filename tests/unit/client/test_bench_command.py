@@ -1,13 +1,16 @@
 """What `antiphon bench` asks to be measured."""
 
 import argparse
+from pathlib import Path
 
 import pytest
 
 from antiphon_cli import bench
+from antiphon_engine.api.checkpoint import Sources, resolve_model
+from support.fake_hub import FakeHub
 
 
-def asked(*words):
+def asked(*words, model="demo", sources=None):
     parser = argparse.ArgumentParser()
     bench.add_arguments(parser)
     measured = []
@@ -16,8 +19,54 @@ def asked(*words):
         measured.append(bench)
         return 0
 
-    status = bench.run(parser.parse_args(["offline", "--model", "m", *words]), run_bench=run_bench)
+    def find(model, *, cache_dir, progress):
+        if sources is None:
+            return Path("/found", model)
+        return resolve_model(model, cache_dir=cache_dir, progress=progress, sources=sources)
+
+    arguments = parser.parse_args(["offline", "--model", model, *words])
+    status = bench.run(arguments, run_bench=run_bench, find_model=find)
     return status, measured
+
+
+@pytest.fixture
+def no_hub():
+    return Sources(hub=FakeHub())
+
+
+def test_model_is_found_as_a_server_finds_it():
+    _, (measured,) = asked(model="owner/name")
+
+    assert measured.model == "/found/owner/name"
+
+
+def test_directory_or_shape_is_what_it_is(tmp_path, no_hub):
+    shape = tmp_path / "config.json"
+    shape.write_text("{}")
+
+    _, (of_shape,) = asked("--dummy-weights", model=str(shape), sources=no_hub)
+    _, (of_directory,) = asked(model=str(tmp_path), sources=no_hub)
+
+    assert (of_shape.model, of_directory.model) == (str(shape), str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("demos", "there is no model 'demos': give a checkpoint directory"),
+        ("config.json", "--dummy-weights"),
+    ],
+)
+def test_model_that_can_not_be_had_is_told_before_an_engine_starts(
+    name, said, tmp_path, no_hub, capsys
+):
+    (tmp_path / "config.json").write_text("{}")
+    model = str(tmp_path / name) if name == "config.json" else name
+
+    status, measured = asked(model=model, sources=no_hub)
+
+    assert (status, measured) == (1, [])
+    assert said in capsys.readouterr().err
 
 
 def test_shape_alone_is_measured_with_random_weights():
