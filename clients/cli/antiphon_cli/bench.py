@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 from antiphon_cli.outcome import FAILED, WRONG_USE, complain
 
 if TYPE_CHECKING:
-    from antiphon_engine.api.checkpoint import OnProgress
     from antiphon_engine.api.offline_bench import OfflineBench
 
 DESCRIPTION = """\
@@ -37,7 +36,9 @@ that made them."""
 class FindModel(Protocol):
     """Finds a model as a server does; raises StartupError."""
 
-    def __call__(self, model: str, *, cache_dir: Path, progress: "OnProgress") -> Path:
+    def __call__(
+        self, model: str, *, cache_dir: Path, progress: Callable[[str, int, int], None]
+    ) -> Path:
         """Returns its checkpoint's directory."""
 
 
