@@ -20,6 +20,8 @@ from antiphon_client import (
     user,
 )
 from support.fake_engine import FACTS, FakeEngine
+from support.scripted_services import serving
+from support.scripted_sessions import Conversing
 from support.server import running_server
 
 ROOT = Path(__file__).parents[3]
@@ -178,11 +180,28 @@ async def test_the_administrative_client_drains_a_server(running, client):
     assert turn.completed.finish_reason == types_pb2.FINISH_REASON_CANCELLED
 
 
-async def test_the_readmes_example_talks(running):
-    example = ROOT / "clients/examples/two_turns.py"
+EXAMPLE = ROOT / "clients/examples/two_turns.py"
 
+
+async def test_the_readmes_example_says_that_a_stream_has_ended():
+    class Leaving(Conversing):
+        async def Converse(self, request_iterator, context):
+            async for response in super().Converse(request_iterator, context):
+                yield response
+                return
+
+    async with serving(sessions=Leaving()) as target:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, str(EXAMPLE), target, stderr=subprocess.PIPE
+        )
+        _, complaints = await process.communicate()
+
+    assert (process.returncode, complaints) == (1, b"The server has ended the stream.\n")
+
+
+async def test_the_readmes_example_talks(running):
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(example), running.target, stdout=subprocess.PIPE
+        sys.executable, str(EXAMPLE), running.target, stdout=subprocess.PIPE
     )
     output, _ = await process.communicate()
 
