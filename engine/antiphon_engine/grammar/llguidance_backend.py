@@ -92,8 +92,7 @@ class LlguidanceMatcher:
         if not accepted and self._recover():
             accepted = self._consume(token_id)
         if not accepted:
-            error = self._error() if self._is_sure else _matcher_error(self._matcher)
-            raise error or GrammarError(
+            raise self._error() or GrammarError(
                 ErrorReason.INTERNAL, f"Token {token_id} was drawn and the grammar has no place."
             )
         self._token_ids.append(token_id)

@@ -26,6 +26,8 @@ _TOKEN: Final = re.compile(
     re.VERBOSE,
 )
 _ROOT: Final = "root"
+MAX_COUNT: Final = (1 << 31) - 1
+"""Of a repetition. The backend takes higher ones for what is left of them in 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +164,30 @@ class _RuleReader:
         return inner
 
     def _may_be_left(self) -> bool:
-        """Takes a repetition that follows, and says whether it may be of nothing."""
+        """Takes a repetition that follows, and says whether it may be of nothing.
+
+        Raises UnsupportedConstraintError: it counts too far.
+        """
         if self._next == len(self._tokens) or self._tokens[self._next].kind != "repeat":
             return False
-        text = self._tokens[self._next].text
+        token = self._tokens[self._next]
         self._next += 1
-        return text in "*?" or (text[0] == "{" and int(text[1:-1].split(",")[0]) == 0)
+        if token.text[0] != "{":
+            return token.text in "*?"
+        low, _, high = token.text[1:-1].partition(",")
+        counts = self._count(low, token), self._count(high, token)
+        return counts[0] == 0
+
+    def _count(self, text: str, token: _Token) -> int:
+        """Returns a bound of a repetition; 0 where there is none."""
+        digits = text.strip().lstrip("0") or "0"
+        if len(digits) > len(str(MAX_COUNT)) or int(digits) > MAX_COUNT:
+            raise UnsupportedConstraintError(
+                place_in(self._text, token.start),
+                f"it counts to {digits[:20]}, and at most {MAX_COUNT} can be counted here; use a "
+                "lower bound",
+            )
+        return int(digits)
 
 
 def _ending(rules: dict[str, _Group]) -> set[str]:

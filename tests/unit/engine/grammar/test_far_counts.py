@@ -73,3 +73,18 @@ def test_an_output_that_can_not_be_followed_fails_as_too_complex(expression: str
 
     assert raised.value.reason is ErrorReason.CONSTRAINT_TOO_COMPLEX
     follow(other, 16, masked=False)
+
+
+@pytest.mark.parametrize(
+    "expression", ["((x{1,500}){1,500}){1,500}", "(x{1,100}){1,20}(x{1,30}y?){1,30}"]
+)
+@pytest.mark.parametrize("masked", [True, False], ids=["drawn", "taken up again"])
+def test_an_output_that_takes_too_many_steps_is_told_so_when_it_is_taken_up_again_too(
+    expression: str, masked: bool
+) -> None:
+    compiled = BACKENDS.compile(regex(expression, LLGUIDANCE))
+
+    with pytest.raises(GrammarError) as raised:
+        follow(compiled.matcher(), 600, masked=masked)
+
+    assert raised.value.reason is ErrorReason.CONSTRAINT_TOO_COMPLEX
