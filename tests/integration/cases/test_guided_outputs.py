@@ -99,6 +99,29 @@ async def test_what_ends_by_itself_satisfies_its_schema(tiny: RunningServer, nam
         assert oracle.accepts_text(text)
 
 
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Constraint(json_schema=json.dumps(PARCEL)),
+        Constraint(regex="([a-f]{1,9} )+[xy]"),
+        Constraint(ebnf='root ::= "x"{2,100000000} "y" | "z" root'),
+    ],
+    ids=["schema", "expression", "grammar"],
+)
+async def test_a_stream_says_what_the_whole_answer_says(
+    tiny: RunningServer, constraint: Constraint
+) -> None:
+    said = set()
+    for seed in range(4):
+        request = request_for(SamplingParams())
+        request.config.CopyFrom(guided(constraint, seed))
+        request.config.stop.max_output_tokens = 60
+        request.config.output.token_ids = True
+        said.add((await ask(tiny, request)).text)
+    # It is the seed that both go by.
+    assert len(said) > 1
+
+
 async def test_any_object_is_an_object(tiny: RunningServer) -> None:
     constraint = Constraint(json_object=JsonObject())
     request = request_for(SamplingParams())
