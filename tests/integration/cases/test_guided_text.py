@@ -210,6 +210,12 @@ async def test_a_stop_string_ends_what_is_within_a_constraint(speaker: Speaker, 
     check_stopped(speaker, answer, text=text, stops=stops, include=include)
 
 
+async def test_stop_strings_in_the_prompt_stop_nothing(speaker: Speaker) -> None:
+    config = config_of(choice("STA"), StopConditions(stop_strings=["BASTA"]))
+    request = GenerateRequest(prompt=Prompt(text="say BASTA or BA"), config=config)
+    assert (await ask(speaker.server, request)).text == "STA"
+
+
 @pytest.mark.parametrize("name", list(STOPPED)[::2])
 @pytest.mark.parametrize("guided", [False, True], ids=["free", "guided"])
 async def test_a_stop_string_is_looked_for_behind_the_thinking_only(
