@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
+from antiphon_engine.api.linked_process import link_of_this_process
 from antiphon_server.constraints.check_messages import (
     Check,
     CheckerStart,
@@ -18,7 +19,7 @@ from antiphon_server.constraints.check_messages import (
     TooComplex,
     Verified,
 )
-from antiphon_server.constraints.checker_process import run
+from antiphon_server.constraints.checker_program import run
 from support.zygote import launcher_command
 
 
@@ -63,7 +64,7 @@ def main(notes: str, arguments: list[str]) -> None:
             file.write(f"{start.backend} {os.getpriority(os.PRIO_PROCESS, 0)}\n")
         return FakeWork(Path(notes))
 
-    run(arguments, load)
+    run(link_of_this_process(arguments), load)
 
 
 def _loads(notes: Path) -> Path:

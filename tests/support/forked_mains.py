@@ -9,6 +9,7 @@ import uvloop  # noqa: F401 - the loop that servers run on: else each would impo
 import antiphon_server.serve  # noqa: F401 - what the command imports as it serves
 from antiphon_engine.__main__ import main as engine_main
 from antiphon_engine.grammar import llguidance_backend, xgrammar_backend  # noqa: F401
+from antiphon_server.constraints import checker_program  # noqa: F401
 from antiphon_server.constraints.checker_process import main as checker_main
 from antiphon_server.settings import setting_keys
 from support.fake_checker import forked_main as fake_checker_main

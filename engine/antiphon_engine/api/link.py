@@ -277,7 +277,7 @@ class EngineLink:
         self._set_state(EngineState.STARTING)
         self._loaded = asyncio.get_running_loop().create_future()
         try:
-            process = await spawn_engine(self._command, self._start)
+            process = spawn_engine(self._command, self._start)
         except StartupError as error:
             self._set_state(EngineState.DOWN)
             return str(error)

@@ -41,13 +41,13 @@ def engine_command() -> list[str]:
     return [sys.executable, "-m", "antiphon_engine"]
 
 
-async def spawn_engine(command: Sequence[str], start: EngineStart) -> LinkedProcess:
+def spawn_engine(command: Sequence[str], start: EngineStart) -> LinkedProcess:
     """Starts an engine process.
 
     Raises:
         StartupError: the command can't be run.
     """
     try:
-        return await spawn(command, start)
+        return spawn(command, start)
     except OSError as error:
         raise StartupError(f"The engine can't be started by {command[0]!r}: {error}.") from error

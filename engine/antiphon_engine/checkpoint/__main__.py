@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from antiphon_engine.api.errors import StartupError
-from antiphon_engine.watchdog import end_with_parent
+from antiphon_engine.api.parent_process import end_with_parent
 
 
 def main() -> int:

@@ -4,10 +4,8 @@ import argparse
 import sys
 import time
 
-import torch
-
 from antiphon_engine.api.attention_build import HEAD_DIMS
-from antiphon_engine.cuda.flashinfer_library import FlashInferError, FlashInferLibrary
+from antiphon_engine.api.parent_process import end_with_parent, share_the_terminal
 
 
 def main() -> int:
@@ -15,6 +13,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m antiphon_engine.cuda.attention_build")
     parser.add_argument("--head-dim", type=int, choices=HEAD_DIMS, required=True)
     head_dim: int = parser.parse_args().head_dim
+    end_with_parent()
+    share_the_terminal()
+    import torch
+
+    from antiphon_engine.cuda.flashinfer_library import FlashInferError, FlashInferLibrary
+
     if not torch.cuda.is_available():
         print("antiphon: kernels are built for the device of this machine, which has none",
               file=sys.stderr)  # fmt: skip

@@ -6,10 +6,13 @@ import sys
 from antiphon_engine.api.errors import StartupError
 from antiphon_engine.api.linked_process import read_start
 from antiphon_engine.api.offline_bench import OfflineBench
+from antiphon_engine.api.parent_process import end_with_parent, share_the_terminal
 
 
 def main() -> int:
     """Measures, and returns the exit status."""
+    end_with_parent()
+    share_the_terminal()
     bench = read_start(sys.stdin.buffer, OfflineBench)
     from antiphon_engine.logs import configure_logging
     from antiphon_engine.offline_bench.measuring import measure

@@ -151,7 +151,7 @@ class CheckerLink:
         """Runs one process until it has ended, and returns why."""
         try:
             start = replace(self._start_message(), is_waited_for=self._num_waiting > 0)
-            started = await spawn(self._command, start)
+            started = spawn(self._command, start)
         except OSError as error:
             return f"{self._command[0]!r} can't be run: {error}"
         self._process_id = started.process.pid

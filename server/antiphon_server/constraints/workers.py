@@ -4,7 +4,6 @@ A fork costs milliseconds where a new process would cost seconds, so a worker th
 killed without regret, and whatever a job breaks ends with it.
 """
 
-import ctypes
 import gc
 import os
 import resource
@@ -21,6 +20,7 @@ from typing import Final, NoReturn
 import msgspec
 
 from antiphon_engine.api.frames import FrameReader, encode_frame
+from antiphon_engine.api.parent_process import end_with_parent
 from antiphon_server.constraints.check_messages import (
     Answer,
     Died,
@@ -39,7 +39,6 @@ _WALL_EXTRA_S: Final = 1.0
 _SHORTEST_LOOK_S: Final = 0.005
 _FIRST_DESCRIPTOR: Final = 3
 _LAST_DESCRIPTOR: Final = 1 << 20
-_PR_SET_PDEATHSIG: Final = 1
 _CPU_CLOCK: Final = 2
 
 
@@ -202,7 +201,7 @@ def _work_in_fork(pipe: socket.socket, work: Work, limits: WorkerLimits) -> NoRe
         os.closerange(_FIRST_DESCRIPTOR, pipe.fileno())
         os.closerange(pipe.fileno() + 1, _LAST_DESCRIPTOR)
         # Whoever forked it can be killed without a word.
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         size_bytes = _size_bytes()
         _limit_memory(size_bytes + limits.memory_bytes)

@@ -8,6 +8,8 @@ import sys
 from array import array
 from pathlib import Path
 
+import pytest
+
 from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.frames import encode_frame, front_end_reader
 from antiphon_engine.api.linked_process import LinkedProcess
@@ -45,10 +47,10 @@ asyncio.run(main())
 """
 
 
-async def spawn(tmp_path: Path, script: Script) -> LinkedProcess:
+def spawn(tmp_path: Path, script: Script) -> LinkedProcess:
     command = fork_script(tmp_path / "script.json", script)
     start = EngineStart(config=EngineConfig(), checkpoint=str(tmp_path))
-    return await spawn_engine(command, start)
+    return spawn_engine(command, start)
 
 
 async def hear(engine: LinkedProcess, kind: type[ToFrontEnd]) -> None:
@@ -63,7 +65,7 @@ async def hear(engine: LinkedProcess, kind: type[ToFrontEnd]) -> None:
 
 
 async def test_idle_engine_ends_when_the_link_is_closed(tmp_path: Path) -> None:
-    engine = await spawn(tmp_path, Script())
+    engine = spawn(tmp_path, Script())
     await hear(engine, Ready)
 
     engine.link.close()
@@ -72,7 +74,7 @@ async def test_idle_engine_ends_when_the_link_is_closed(tmp_path: Path) -> None:
 
 
 async def test_engine_ends_in_the_middle_of_a_step(tmp_path: Path) -> None:
-    engine = await spawn(tmp_path, Script(freeze_on={str(FROZEN): 600.0}))
+    engine = spawn(tmp_path, Script(freeze_on={str(FROZEN): 600.0}))
     await hear(engine, Ready)
     frozen = GenerationRequest(
         prompt=array("i", [FROZEN]).tobytes(),
@@ -91,7 +93,7 @@ async def test_engine_ends_in_the_middle_of_a_step(tmp_path: Path) -> None:
 
 
 async def test_engine_ends_while_it_loads(tmp_path: Path) -> None:
-    engine = await spawn(tmp_path, Script(load_delay_s=600.0))
+    engine = spawn(tmp_path, Script(load_delay_s=600.0))
     await hear(engine, LoadProgress)
 
     engine.link.close()
@@ -99,12 +101,52 @@ async def test_engine_ends_while_it_loads(tmp_path: Path) -> None:
     assert await asyncio.wait_for(engine.process.wait(), LIMIT_S) != 0
 
 
-def test_engine_watches_its_front_end_before_it_imports_torch() -> None:
-    code = "import sys, antiphon_engine.__main__; print('torch' in sys.modules)"
+@pytest.mark.parametrize(
+    ("program", "slow"),
+    [
+        ("antiphon_engine.__main__", "torch"),
+        ("antiphon_server.constraints.checker_process", "antiphon_engine.grammar"),
+        ("antiphon_engine.checkpoint.__main__", "torch"),
+        ("antiphon_engine.offline_bench.__main__", "torch"),
+        ("antiphon_engine.cuda.attention_build", "torch"),
+    ],
+)
+def test_a_process_is_tied_to_its_parent_before_it_imports_what_takes_long(
+    program: str, slow: str
+) -> None:
+    code = f"import sys, {program}; print({slow!r} in sys.modules)"
 
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert ran.stdout == "False\n"
+
+
+async def test_a_process_that_still_loads_ends_when_its_front_end_is_killed() -> None:
+    """Even while no thread of it could run: it sleeps where others import."""
+    loading = (
+        "import sys, time; from antiphon_engine.api.linked_process import link_of_this_process;"
+        " link = link_of_this_process(sys.argv[1:]); link.send(b'!'); time.sleep(600)"
+    )
+    code = (
+        "import asyncio, sys, time\n"
+        "from antiphon_engine.api.linked_process import spawn\n"
+        "async def start():\n"
+        f"    started = spawn([sys.executable, '-c', {loading!r}], {{}})\n"
+        "    started.link.recv(1); print(started.process.pid, flush=True); time.sleep(600)\n"
+        "asyncio.run(start())"
+    )
+    front_end = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE
+    )
+    assert front_end.stdout is not None
+    process_id = int(await asyncio.wait_for(front_end.stdout.readline(), 60))
+
+    front_end.send_signal(signal.SIGKILL)
+    await front_end.wait()
+
+    async with asyncio.timeout(LIMIT_S):
+        while _runs(process_id):  # noqa: ASYNC110 - another process's end is no event here
+            await asyncio.sleep(0.02)
 
 
 async def test_converter_ends_when_its_front_end_is_killed(tmp_path: Path) -> None:
