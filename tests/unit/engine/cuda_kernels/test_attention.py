@@ -6,7 +6,6 @@ from torch import Tensor
 
 from antiphon_engine.cuda.kernels.dense_prefill import DenseConfig, attend_dense, can_attend_dense
 from antiphon_engine.cuda.kernels.paged_attention import (
-    Heads,
     PagedConfig,
     PagedRows,
     PagedWorkspace,
@@ -25,77 +24,16 @@ from antiphon_engine.cuda.kernels.spread_attention import (
     plan_rows,
 )
 from support import cuda_reference as reference
+from support.paged_cache import PagedCache
 
-NUM_SLOTS, NUM_BLOCKS = 4, 8
 PAGED = PagedConfig(max_splits=4, min_split_tokens=16, block_tokens=16, num_stages=2)
 PREFILL = PrefillConfig(tile_rows=32, block_tokens=16, num_stages=2, num_warps=4)
 ONE_LOOP = replace(PREFILL, one_loop=True)
 DENSE = DenseConfig(tile_rows=32, block_tokens=16, num_stages=2, num_warps=4)
-EPSILON = 1e-5
 
 
-class Cache:
-    """A pool with a table, and heads of one layer."""
-
-    def __init__(
-        self,
-        device: torch.device,
-        dtype: torch.dtype,
-        heads: tuple[int, int, int],
-        *,
-        block_tokens: int = 16,
-        norm: bool = False,
-        narrow: bool = False,
-    ) -> None:
-        num_heads, num_kv_heads, head_dim = heads
-        angles = torch.randn(256, head_dim // 2, device=device)
-        weights = torch.rand(2, head_dim, device=device).to(dtype) + 0.5
-        self.heads = Heads(
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            cosines=angles.cos(),
-            sines=angles.sin(),
-            q_norm_D=weights[0] if norm else None,
-            k_norm_D=weights[1] if norm else None,
-            norm_epsilon=EPSILON,
-        )
-        shape = (NUM_SLOTS * NUM_BLOCKS + 1, block_tokens, num_kv_heads, head_dim)
-        self.pools = tuple(torch.randn(shape, device=device).to(dtype) for _ in range(2))
-        self.narrow = narrow
-        if narrow:
-            self.pools = tuple(map(reference.narrow_pool, self.pools))
-        blocks = torch.randperm(NUM_SLOTS * NUM_BLOCKS, device=device).int() + 1
-        self.tables = blocks.view(NUM_SLOTS, NUM_BLOCKS)
-        self.block_tokens = block_tokens
-        self.device, self.dtype = device, dtype
-
-    def qkv(self, num_tokens: int) -> Tensor:
-        return torch.randn(num_tokens, self.heads.width, device=self.device).to(self.dtype)
-
-    def ints(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=self.device)
-
-    def out(self, num_tokens: int) -> Tensor:
-        size = self.heads.num_heads * self.heads.head_dim
-        return torch.full((num_tokens, size), float("nan"), device=self.device, dtype=self.dtype)
-
-    def context(self, slot: int, num_tokens: int) -> tuple[Tensor, ...]:
-        pools = map(reference.widened_pool, self.pools) if self.narrow else self.pools
-        table = self.tables[slot]
-        return tuple(reference.gathered(pool, table, num_tokens) for pool in pools)
-
-    def check_stored(self, found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> None:
-        """Compares keys and values as they lie there with what they were."""
-        if not self.narrow:
-            tolerance = 2e-5 if self.dtype is torch.float32 else 1e-2
-            assert reference.relative_error(found[0], wanted[0]) < tolerance
-            assert torch.equal(found[1].float(), wanted[1])
-            return
-        # The interpreter lets go of what rounding carries into the exponent.
-        tolerance = 0.2 if self.device.type == "cpu" else 0.01
-        for held, side in zip(found, wanted, strict=True):
-            assert reference.relative_error(held, reference.narrowed(side)) < tolerance
+class Cache(PagedCache):
+    """A layer whose attention is launched by one kernel or another."""
 
     def decode(self, qkv: Tensor, positions: list[int], slots: list[int], config: PagedConfig):
         out = self.out(len(positions))
@@ -149,17 +87,12 @@ class Cache:
         """Rows are slots, contexts and numbers of tokens."""
         places = [(slot, at) for slot, begin, count in rows for at in range(begin, begin + count)]
         ends = torch.tensor([0, *(count for _, _, count in rows)]).cumsum(0)
-        mapping = [
-            int(self.tables[slot, at // self.block_tokens]) * self.block_tokens
-            + at % self.block_tokens
-            for slot, at in places
-        ]
         store_heads(
             qkv,
             self.pools,
             heads=self.heads,
             positions_T=self.ints([at for _, at in places]),
-            slot_mapping_T=torch.tensor(mapping, device=self.device),
+            slot_mapping_T=self.places(places),
         )
         out = self.out(len(places))
         attend = attend_dense if isinstance(config, DenseConfig) else attend_rows

@@ -42,6 +42,7 @@ class Case:
         held = self.held if self.product.is_added else torch.full_like(self.held, float("nan"))
         y = held[rows].clone()
         multiply(self.product, self.x[rows], y, config=config, workspace=self.workspace)
+        assert not self.workspace.arrivals.any()
         return y
 
     def error(self, config: ProductConfig) -> float:
