@@ -110,7 +110,12 @@ async def _serve(
         engine = start.result()
         notices.tell_ready()
         await stop.wait()
-        log.info("stopping", limit_s=config.server.drain_limit_s)
+        log.info(
+            "stopping when what runs has ended; a second Ctrl-C or SIGTERM ends it at once",
+            limit_s=config.server.drain_limit_s,
+            num_turns=server.draining.num_turns,
+            num_calls=server.supervision.num_calls,
+        )
     finally:
         notices.tell_stopping()
         start.cancel()

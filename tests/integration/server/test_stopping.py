@@ -75,6 +75,10 @@ def test_turn_that_a_signal_meets_is_finished_by_the_next_server(
 
     assert exit_status == 0, log
     assert "Traceback" not in log
+    (told,) = [line for line in log.splitlines() if "stopping when" in line]
+    assert "a second Ctrl-C" in told
+    assert "num_turns=1" in told
+    assert "num_calls=1" in told
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert details_of(caught.value)["ErrorInfo"].reason == "DRAINING"
     assert last.completed.finish_reason == FinishReason.FINISH_REASON_MAX_OUTPUT_TOKENS
