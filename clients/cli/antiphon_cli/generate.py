@@ -2,7 +2,8 @@
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from antiphon.v1 import inference_pb2, types_pb2
 from google.protobuf import json_format
@@ -12,7 +13,7 @@ from antiphon_cli.config_flags import add_config, add_model, config_of, fitting
 from antiphon_cli.connection_flags import add_connection
 from antiphon_cli.constraint_flags import add_constraint, constraint_of
 from antiphon_cli.logprob_lines import line_of
-from antiphon_cli.outcome import INTERRUPTED, WRONG_USE, complain
+from antiphon_cli.outcome import CUT_SHORT, INTERRUPTED, WRONG_USE, complain
 from antiphon_cli.terminal import note, say
 from antiphon_client import (
     SyncClient,
@@ -23,7 +24,11 @@ from antiphon_client import (
     user,
 )
 
-DESCRIPTION = "Asks once and streams the answer to standard output."
+DESCRIPTION = """\
+Asks once and streams the answer to standard output.
+
+Where an answer was cut, standard error says so, and the exit status is 0: that is what --max-tokens
+is for. It is 4 where the answer had to keep to a form, since half of that keeps to none."""
 EXAMPLES = """\
 examples:
   antiphon generate "Write a haiku about rivers"
@@ -39,6 +44,12 @@ examples:
   antiphon generate --json "What is 2 + 2?" | jq .usage
   antiphon generate --raw --max-tokens 1 --prompt-logprobs 3 "To be or not to be"
 """
+
+_CUTS: Final = {
+    types_pb2.FINISH_REASON_MAX_OUTPUT_TOKENS: "cut at --max-tokens",
+    types_pb2.FINISH_REASON_CONTEXT_FULL: "cut where the model's context is full",
+    types_pb2.FINISH_REASON_TIME_LIMIT: "cut at the time limit",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json or arguments.num_outputs != 1:
             return _print_whole(client, request, as_json=arguments.json)
         stream = client.stream_generate(request.prompt, request.config, model=request.model)
-        return _print_stream(stream)
+        return _print_stream(stream) or _tell_cuts(_reasons_of(stream), request)
 
     return ask(arguments, _request, answer)
 
@@ -117,8 +128,6 @@ def _print_stream(stream: SyncGeneration) -> int:
         say("\n")
         return INTERRUPTED
     say("\n")
-    if stream.finished[0].finish_reason == types_pb2.FINISH_REASON_MAX_OUTPUT_TOKENS:
-        note("(cut at --max-tokens)")
     return 0
 
 
@@ -128,13 +137,36 @@ def _print_whole(
     response = client.generate(
         request.prompt, request.config, model=request.model, num_outputs=request.num_outputs
     )
+    reasons = {output.index: output.finish_reason for output in response.outputs}
     if as_json:
         print(json_format.MessageToJson(response, preserving_proto_field_name=True, indent=None))
-        return 0
+        return _tell_cuts(reasons, request)
     _note_prompt(1, response.prompt_logprobs)
     for output in response.outputs:
         say(f"--- {output.index + 1} of {len(response.outputs)} ---\n{output.text}\n")
-    return 0
+    return _tell_cuts(reasons, request)
+
+
+def _reasons_of(stream: SyncGeneration) -> dict[int, types_pb2.FinishReason.ValueType]:
+    return {index: ended.finish_reason for index, ended in stream.finished.items()}
+
+
+def _tell_cuts(
+    reasons: Mapping[int, types_pb2.FinishReason.ValueType], request: inference_pb2.GenerateRequest
+) -> int:
+    """Says which answers were cut, and returns the exit status.
+
+    Args:
+        reasons: Why each ended, by its index.
+        request: What was asked.
+    """
+    cuts = {index: _CUTS[reason] for index, reason in sorted(reasons.items()) if reason in _CUTS}
+    for index, cut in cuts.items():
+        note(f"({cut})" if len(reasons) == 1 else f"(answer {index + 1} was {cut})")
+    if not cuts or not request.config.HasField("constraint"):
+        return 0
+    complain("an answer was cut before it was whole, so it does not keep to its form")
+    return CUT_SHORT
 
 
 def _note_prompt(first_position: int, entries: Iterable[types_pb2.PositionLogprobs]) -> None:

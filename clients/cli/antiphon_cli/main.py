@@ -43,7 +43,7 @@ A first conversation, in two terminals:
   antiphon chat
 
 exit status: 0 done, 1 the server refused or failed, 2 wrong command line or settings,
-3 no server answered, 130 interrupted
+3 no server answered, 4 an answer under a constraint was cut before it was whole, 130 interrupted
 """
 
 

@@ -6,6 +6,8 @@ from typing import Final
 FAILED: Final = 1
 WRONG_USE: Final = 2
 NOT_REACHABLE: Final = 3
+CUT_SHORT: Final = 4
+"""An answer that had to keep to a form ended before it was whole."""
 INTERRUPTED: Final = 130
 
 

@@ -22,6 +22,7 @@ from antiphon_client import system, user
 from support.scripted_services import refuse, serving
 
 CONTENT = types_pb2.OUTPUT_CHANNEL_CONTENT
+CUT = types_pb2.FINISH_REASON_MAX_OUTPUT_TOKENS
 
 
 class Answering(inference_pb2_grpc.InferenceServiceServicer):
@@ -41,7 +42,10 @@ class Answering(inference_pb2_grpc.InferenceServiceServicer):
 
     async def Generate(self, request, context):
         self.requests.append(request)
-        outputs = [types_pb2.Output(index=i, text=f"name {i}") for i in range(request.num_outputs)]
+        outputs = [
+            types_pb2.Output(index=i, text=f"name {i}", finish_reason=self.finish_reason)
+            for i in range(request.num_outputs)
+        ]
         return inference_pb2.GenerateResponse(
             outputs=outputs, usage=types_pb2.Usage(output_tokens=4)
         )
@@ -228,10 +232,36 @@ async def test_an_answer_that_can_not_be_written_is_one_line():
     assert complaints.decode().splitlines() == ["antiphon: can't go on: No space left on device"]
 
 
-async def test_generate_tells_where_an_answer_was_cut(capsys):
-    await generate(Answering(types_pb2.FINISH_REASON_MAX_OUTPUT_TOKENS), "hello")
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("MAX_OUTPUT_TOKENS", "(cut at --max-tokens)\n"),
+        ("CONTEXT_FULL", "(cut where the model's context is full)\n"),
+        ("TIME_LIMIT", "(cut at the time limit)\n"),
+        ("STOP_SEQUENCE", ""),
+    ],
+)
+async def test_generate_tells_where_an_answer_was_cut(capsys, reason, told):
+    status = await generate(Answering(getattr(types_pb2, f"FINISH_REASON_{reason}")), "hello")
 
-    assert capsys.readouterr().err == "(cut at --max-tokens)\n"
+    assert (status, capsys.readouterr().err) == (0, told)
+
+
+async def test_generate_tells_which_of_several_answers_were_cut(capsys):
+    status = await generate(Answering(CUT), "-n", "2", "hello")
+
+    told = "(answer 1 was cut at --max-tokens)\n(answer 2 was cut at --max-tokens)\n"
+    assert (status, capsys.readouterr().err) == (0, told)
+
+
+@pytest.mark.parametrize("how", [[], ["--json"], ["-n", "2"]], ids=["streamed", "json", "several"])
+async def test_an_answer_that_had_to_keep_to_a_form_and_was_cut_is_a_failure(capsys, how):
+    asked = ["--json-object", "hello", *how]
+
+    assert await generate(Answering(CUT), *asked) == 4
+    assert "antiphon: an answer was cut before it was whole" in capsys.readouterr().err
+    assert await generate(Answering(), *asked) == 0
+    assert capsys.readouterr().err == ""
 
 
 async def test_generate_writes_several_answers(capsys):
@@ -244,7 +274,8 @@ async def test_generate_writes_one_json_object(capsys):
     await generate(Answering(), "--json", "hello")
 
     answer = json.loads(capsys.readouterr().out)
-    assert answer == {"outputs": [{"text": "name 0"}], "usage": {"output_tokens": 4}}
+    output = {"text": "name 0", "finish_reason": "FINISH_REASON_STOP"}
+    assert answer == {"outputs": [output], "usage": {"output_tokens": 4}}
 
 
 async def test_a_refusal_is_one_line_and_status_1(capsys, tmp_path):
