@@ -181,7 +181,8 @@ class LoggingConfig:
     level: str = "info"
     """The least level logged: debug, info, warning or error."""
     format: str = "console"
-    """console: for people; json: one object a line."""
+    """console: for people, and at a terminal requests that went well in short; json: one object a
+    line."""
     requests: bool = True
     """Whether each request and each turn has a line, at info, when it ends."""
     max_repeats_per_minute: int = 60

@@ -11,6 +11,7 @@ from antiphon_server.config import LoggingConfig
 from antiphon_server.log_repeats import RepeatLimit
 from antiphon_server.log_thread import LogThread, RawStream
 from antiphon_server.telemetry.figures import TelemetryFigures
+from antiphon_server.terminal_lines import shorten
 
 
 class Log:
@@ -84,8 +85,9 @@ def _is_news(record: logging.LogRecord) -> bool:
 def _renderers(config: LoggingConfig, *, is_terminal: bool) -> list[Processor]:
     if config.format == "json":
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-    return [
-        structlog.dev.ConsoleRenderer(
-            colors=is_terminal, exception_formatter=structlog.dev.plain_traceback
-        )
-    ]
+    renderer = structlog.dev.ConsoleRenderer(
+        colors=is_terminal,
+        exception_formatter=structlog.dev.plain_traceback,
+        sort_keys=not is_terminal,
+    )
+    return [shorten, renderer] if is_terminal else [renderer]

@@ -13,6 +13,8 @@ from antiphon_server.telemetry.request_record import (
     RequestRecord,
 )
 
+REQUEST_ENDED: Final = "request ended"
+TURN_ENDED: Final = "turn ended"
 _NS_PER_S: Final = 1_000_000_000
 _TURNS: Final = (RequestKind.TURN, RequestKind.APPENDED_TURN)
 _FAULTS: Final = frozenset(
@@ -36,7 +38,7 @@ class RequestLog:
         is_fault = record.failure_reason in _FAULTS
         level = logging.WARNING if is_fault else logging.INFO
         if logging.getLogger().isEnabledFor(level):
-            event = "turn ended" if record.kind in _TURNS else "request ended"
+            event = TURN_ENDED if record.kind in _TURNS else REQUEST_ENDED
             structlog.get_logger().log(level, event, **fields_of(record))
 
     def call_ended(self, record: CallRecord) -> None:

@@ -1,6 +1,7 @@
 import io
 import json
 import logging
+import re
 
 import grpc
 import pytest
@@ -71,3 +72,55 @@ def test_caller_that_went_away_is_no_error() -> None:
         logging.getLogger("transport").exception("raised in core")
 
     assert stream.getvalue() == ""
+
+
+class Terminal(io.StringIO):
+    """Text that a person sees."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+FIGURES = {
+    "request_id": "r-1",
+    "kind": "turn",
+    "session": "sessions/a",
+    "prompt_tokens": 340,
+    "output_tokens": 12,
+    "first_token_s": 0.123456,
+    "duration_s": 1.5,
+}
+
+
+def told_at_a_terminal(**fields: object) -> str:
+    stream = Terminal()
+    configure_logging(LoggingConfig(), stream)
+    structlog.get_logger().info("turn ended", **fields)
+    return re.sub("\x1b\\[[0-9;]*m", "", stream.getvalue())
+
+
+def test_a_terminal_shows_in_short_what_went_well() -> None:
+    line = told_at_a_terminal(outcome="completed", **FIGURES)
+
+    assert re.fullmatch(
+        r"\d\d:\d\d:\d\d \[info     \] turn ended +session=sessions/a prompt_tokens=340"
+        r" output_tokens=12 first_token_s=0.12 duration_s=1.5\n",
+        line,
+    )
+
+
+@pytest.mark.parametrize("outcome", ["failed", "cancelled"])
+def test_a_terminal_shows_all_of_what_did_not_go_well(outcome: str) -> None:
+    line = told_at_a_terminal(outcome=outcome, reason="TIMEOUT", **FIGURES)
+
+    assert all(f"{key}=" in line for key in ("outcome", "reason", *FIGURES))
+    assert "first_token_s=0.123456" in line
+
+
+def test_a_file_gets_all_of_what_went_well() -> None:
+    stream = io.StringIO()
+    configure_logging(LoggingConfig(), stream)
+
+    structlog.get_logger().info("turn ended", outcome="completed", **FIGURES)
+
+    assert all(f"{key}=" in stream.getvalue() for key in ("outcome", *FIGURES))
