@@ -5,6 +5,7 @@ which of GGML's types.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -30,6 +31,9 @@ _BLOCKS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
 """Types that are kept: values and bytes of a block."""
 
 KEPT_TYPES: Final = frozenset(_BLOCKS)
+
+_JOINED_BYTES: Final = 8192
+"""Rows are joined up to this, by powers of two, before they are expanded."""
 
 
 def write_kinds(kinds: Mapping[str, str]) -> dict[str, str]:
@@ -74,5 +78,11 @@ def expand(kind: str, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    values: NDArray[np.float32] = dequantize(blocks, GGMLQuantizationType[kind])
-    return values
+    # It takes a few rows at a time, and short ones cost more in calls than in arithmetic.
+    *rows, row_bytes = blocks.shape
+    most_joined = 1 << (max(1, _JOINED_BYTES // row_bytes).bit_length() - 1)
+    num_joined = math.gcd(math.prod(rows), most_joined)
+    joined: NDArray[np.float32] = dequantize(
+        blocks.reshape(-1, num_joined * row_bytes), GGMLQuantizationType[kind]
+    )
+    return joined.reshape(values_shape("", kind, blocks.shape))

@@ -129,6 +129,20 @@ def test_kept_blocks_compute_what_they_stand_for(tmp_path, architecture, kind):
     assert (kept - expected).abs().max() < 0.02 * expected.abs().max()
 
 
+@pytest.mark.parametrize("num_rows", [1, 6, 7, 64])
+def test_short_rows_are_expanded_as_each_by_itself(num_rows):
+    generator = torch.Generator().manual_seed(2)
+    shape = (num_rows, 3 * 34)
+    blocks = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8).numpy()
+    blocks[:, 1::34] &= 0x3F  # Scales are small numbers.
+
+    values = expand("Q8_0", blocks)
+
+    assert values.shape == (num_rows, 3 * 32)
+    for row, alone in zip(values, blocks, strict=True):
+        assert (row == expand("Q8_0", alone[None])[0]).all()
+
+
 def test_weights_of_other_types_are_expanded_to_bfloat16(tmp_path):
     checkpoint, tensors = converted(tmp_path, matrix_type=gguf.GGMLQuantizationType.Q5_1)
 
