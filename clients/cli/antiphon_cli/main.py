@@ -1,11 +1,10 @@
 """Entry point of `antiphon`: finds the subcommand and runs it."""
 
 import argparse
-import difflib
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Final, Protocol, cast
 
 from antiphon_cli.command_parser import CommandParser
@@ -93,9 +92,13 @@ def _dispatch(words: Sequence[str], load: Callable[[str], Command]) -> int:
         print(_usage(), end="")
         return 0 if words else WRONG_USE
     if words[0] in ("-V", "--version"):
+        from importlib import metadata  # Takes longer than all else that is imported here.
+
         print(f"antiphon {metadata.version('antiphon')}")
         return 0
     if words[0] not in COMMANDS:
+        import difflib
+
         near = difflib.get_close_matches(words[0], COMMANDS, n=1)
         hint = f"did you mean `antiphon {near[0]}`?" if near else "`antiphon --help` lists them"
         complain(f"there is no command {words[0]!r}; {hint}")

@@ -1,9 +1,10 @@
 """How the process that builds kernels for attention is told what to build."""
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Final
+
+from antiphon_engine.api.parent_process import run_at_terminal
 
 HEAD_DIMS: Final = (64, 128, 256)
 """Head sizes that FlashInfer has kernels for."""
@@ -18,4 +19,4 @@ def build_command(head_dim: int) -> list[str]:
 
 def run_attention_build(command: Sequence[str]) -> int:
     """Builds in a process of its own, which prints its progress; returns its exit status."""
-    return subprocess.run(command, check=False).returncode
+    return run_at_terminal(command)

@@ -1,6 +1,5 @@
 """How the process that measures an engine is told what to measure."""
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from antiphon_engine.api.config import EngineConfig
+from antiphon_engine.api.parent_process import run_at_terminal
 
 WORKLOADS = ("decode", "prefill", "mix", "sessions")
 """In the order in which they are run."""
@@ -36,4 +36,4 @@ def bench_command() -> list[str]:
 
 def run_offline_bench(bench: OfflineBench, command: Sequence[str]) -> int:
     """Measures in a process of its own, which prints the figures; returns its exit status."""
-    return subprocess.run(command, input=msgspec.json.encode(bench), check=False).returncode
+    return run_at_terminal(command, msgspec.json.encode(bench))

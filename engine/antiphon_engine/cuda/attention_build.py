@@ -10,11 +10,11 @@ from antiphon_engine.api.parent_process import end_with_parent, share_the_termin
 
 def main() -> int:
     """Builds, and returns the exit status."""
+    end_with_parent()
+    share_the_terminal()
     parser = argparse.ArgumentParser(prog="python -m antiphon_engine.cuda.attention_build")
     parser.add_argument("--head-dim", type=int, choices=HEAD_DIMS, required=True)
     head_dim: int = parser.parse_args().head_dim
-    end_with_parent()
-    share_the_terminal()
     import torch
 
     from antiphon_engine.cuda.flashinfer_library import FlashInferError, FlashInferLibrary
