@@ -88,7 +88,7 @@ class GuidedModel:
         Args:
             wanted: The text.
             config: How it runs.
-            backends: What compiles its grammars; None: what would do so in an engine.
+            backends: What compiles its grammars; None: the model's, which all its loops share.
         """
         text = self.ids(wanted) if isinstance(wanted, str) else list(wanted)
         config = config or EngineConfig()
@@ -97,7 +97,7 @@ class GuidedModel:
             load_scripted(script, config),
             config,
             checkpoint=str(self.checkpoint),
-            backends=backends,
+            backends=backends or self.backends,
         ) as harness:
             yield harness
 

@@ -222,7 +222,7 @@ def running_loop_of(
             lambda: backends,
             cache_bytes=config.grammar_cache_bytes,
             num_threads=2,
-            step_limit_s=60.0,
+            step_limit_s=config.grammar_step_limit_ms / 1000,
         )
         parts = replace(parts, arrivals=Arrivals(parts.requests, guide_maker))
     with front_end, engine_end:

@@ -103,9 +103,10 @@ def test_requests_that_have_ended_leave_nothing_but_the_cache(
 ) -> None:
     config = replace(EngineConfig(), grammar_cache_bytes=1)
     compiled = (XgrammarCompiled, LlguidanceCompiled)
+    backends = Backends(model.backends.vocabulary, large_bytes=config.grammar_cache_bytes)
     before = _count(Guide, *compiled)
 
-    with model.running("a", config) as harness:
+    with model.running("a", config, backends=backends) as harness:
         for first in range(0, 40, 8):
             run_to_ends(
                 harness,
