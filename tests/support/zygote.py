@@ -124,8 +124,19 @@ def _import_tests(tests: Sequence[str]) -> None:
     """
     import pytest
 
+    class OnlyImports:
+        """Has nothing made of the modules but Hypothesis's, which then reads its constants."""
+
+        @staticmethod
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_pycollect_makeitem(obj: object) -> list[pytest.Item] | None:
+            from hypothesis import is_hypothesis_test
+
+            return None if is_hypothesis_test(obj) else []
+
+    arguments = ["--collect-only", "-qq", "-n0", "-pno:cacheprovider", *tests]
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
-        pytest.main(["--collect-only", "-qq", "-n0", "-pno:cacheprovider", *tests])
+        pytest.main(arguments, plugins=[OnlyImports()])
 
 
 class _Zygote:

@@ -22,8 +22,11 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if IS_INTERPRETED or not _can_run():
+        return
+    folder = f"{Path(__file__).parent}{os.sep}"
     for item in items:
-        if Path(__file__).parent in item.path.parents and not IS_INTERPRETED:
+        if str(item.path).startswith(folder):
             item.add_marker(pytest.mark.device)
 
 
