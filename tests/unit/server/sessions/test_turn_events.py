@@ -151,7 +151,7 @@ async def test_a_turn_run_again_by_its_id_is_told_whole_and_runs_once(
     assert len(engine.requests) == 1
 
 
-@pytest.mark.parametrize(("grace_s", "comes_back"), [(1.0, True), (0.1, False)])
+@pytest.mark.parametrize(("grace_s", "comes_back"), [(3.0, True), (0.1, False)])
 async def test_a_turn_that_ends_with_its_call_waits_for_another(
     server: RunningServer, engine: FakeEngine, grace_s: float, comes_back: bool
 ):
