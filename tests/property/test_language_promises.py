@@ -22,7 +22,7 @@ def test_what_is_producible_is_what_is_asked_for(
     make: Callable[[random.Random], Target], scale: int
 ):
     @settings(
-        max_examples=60 * scale,
+        max_examples=40 * scale,
         deadline=None,
         derandomize=scale == 1,
         database=None,
