@@ -24,7 +24,7 @@ from antiphon_engine.row_logprobs import RowLogprobs, raw_logprobs
 from antiphon_engine.sampling_draw import FLOOR, DrawParams, draw
 from antiphon_engine.sampling_penalties import Penalties, has_penalties
 from antiphon_engine.sampling_tables import SamplingTables
-from antiphon_engine.step_executor import StepBuffers
+from antiphon_engine.step_executor import StepBuffers, sampled_rows
 
 _ANY_PROCESSING = np.uint32(
     _native.FLAG_LOGPROBS | _native.FLAG_PENALTIES | _native.FLAG_BIAS | _native.FLAG_MIN_TOKENS
@@ -121,8 +121,7 @@ class Sampler:
         likeliest: torch.Tensor | None = None,
     ) -> Sampled:
         """See StepSampler."""
-        num_rows = int(plan["header"][_native.HEADER_NUM_ROWS])
-        step_rows = np.nonzero(np.diff(plan["sample_indptr"][: num_rows + 1]))[0]
+        step_rows = sampled_rows(plan)
         assert step_rows.shape[0] == logits.shape[0], "one position of a row is sampled at most"
         slots, flags = plan["slot"][step_rows], plan["flags"][step_rows]
         if likeliest is not None and masks is None and self._wants_likeliest(slots, flags):

@@ -22,8 +22,11 @@ from antiphon_engine.cuda.kernels.prefill_attention import (
     MIN_ROW_PLACES,
     PrefillRows,
     attend_block,
+    begin_sum,
     find_tile,
+    load_queries,
     softmax_step,
+    store_attention,
 )
 
 _BLOCK_BYTES: Final = 32 << 10
@@ -122,8 +125,7 @@ def _dense_kernel(
     TILE: tl.constexpr, TOKENS: tl.constexpr, ROW_PLACES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Grid: tiles, key-value heads. Scores are to the base of 2."""
-    GROUP: tl.constexpr = HEADS // KV_HEADS
-    TILE_TOKENS: tl.constexpr = TILE // GROUP
+    TILE_TOKENS: tl.constexpr = TILE // (HEADS // KV_HEADS)
     # The last tiles of a prompt see most: they go first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -134,17 +136,10 @@ def _dense_kernel(
         return
     context = tl.load(contexts + r)
     table = tables + tl.load(slots + r).to(tl.int64) * table_width
-    place = tl.arange(0, TILE)
-    feature = tl.arange(0, D)
-    query = row_tile * TILE_TOKENS + place // GROUP
-    is_query = (place < TILE_TOKENS * GROUP) & (query < num_tokens)
-    head = kv_head * GROUP + place % GROUP
-    token = (start + query).to(tl.int64)
-    q_places = token * ((HEADS + 2 * KV_HEADS) * D) + head * D
-    q = tl.load(qkv + q_places[:, None] + feature[None, :], mask=is_query[:, None], other=0.0)
-    best = tl.full([TILE], -1.0e30, tl.float32)
-    weight = tl.zeros([TILE], tl.float32)
-    total = tl.zeros([TILE, D], tl.float32)
+    q, query, is_query, places = load_queries(
+        qkv, start, row_tile, num_tokens, kv_head, HEADS, KV_HEADS, D, TILE
+    )
+    best, weight, total = begin_sum(TILE, D)
     # Before the row: whole blocks, and what is left of it.
     num_full = context // TOKENS * TOKENS
     for at in tl.range(0, num_full, TOKENS, num_stages=STAGES):
@@ -176,9 +171,4 @@ def _dense_kernel(
             q, keys, values, table, context + num_whole, kv_head, context + query,
             context + num_seen, best, weight, total, scale, BLOCK, KV_HEADS, D, TOKENS, True,
         )  # fmt: skip
-    out_places = token * (HEADS * D) + head * D
-    tl.store(
-        out + out_places[:, None] + feature[None, :],
-        (total / weight[:, None]).to(out.dtype.element_ty),
-        mask=is_query[:, None],
-    )
+    store_attention(out, places, is_query, weight, total, D)

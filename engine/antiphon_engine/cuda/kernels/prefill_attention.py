@@ -114,6 +114,45 @@ def find_tile(starts, num_rows, tile, TILE_TOKENS: tl.constexpr, ROW_PLACES: tl.
 
 
 @jit
+def load_queries(
+    qkv, start, row_tile, num_tokens, kv_head,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Returns a tile's queries, [TILE, D].
+
+    And of each the token of the row, whether it is one, and where its attention goes.
+    """
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    TILE_TOKENS: tl.constexpr = TILE // GROUP
+    place = tl.arange(0, TILE)
+    query = row_tile * TILE_TOKENS + place // GROUP
+    is_query = (place < TILE_TOKENS * GROUP) & (query < num_tokens)
+    head = kv_head * GROUP + place % GROUP
+    token = (start + query).to(tl.int64)
+    q_places = qkv + token * ((HEADS + 2 * KV_HEADS) * D) + head * D
+    feature = tl.arange(0, D)
+    q = tl.load(q_places[:, None] + feature[None, :], mask=is_query[:, None], other=0.0)
+    return q, query, is_query, token * (HEADS * D) + head * D
+
+
+@jit
+def begin_sum(TILE: tl.constexpr, D: tl.constexpr):
+    """Returns the largest score, weight and sum over no tokens."""
+    best = tl.full([TILE], -1.0e30, tl.float32)
+    return best, tl.zeros([TILE], tl.float32), tl.zeros([TILE, D], tl.float32)
+
+
+@jit
+def store_attention(out, places, is_query, weight, total, D: tl.constexpr):
+    """Puts a tile's attention where `load_queries` says."""
+    tl.store(
+        out + places[:, None] + tl.arange(0, D)[None, :],
+        (total / weight[:, None]).to(out.dtype.element_ty),
+        mask=is_query[:, None],
+    )
+
+
+@jit
 def softmax_step(scores, best, weight, scale):
     """Returns tokens' shares, what the sum so far fades by, the largest score and the weight."""
     # Scaled behind the maximum: a multiplication and a subtraction become one instruction.
@@ -164,8 +203,7 @@ def _rows_kernel(
     ONE_LOOP: tl.constexpr,
 ):  # fmt: skip
     """Grid: tiles, key-value heads. Scores are to the base of 2."""
-    GROUP: tl.constexpr = HEADS // KV_HEADS
-    TILE_TOKENS: tl.constexpr = TILE // GROUP
+    TILE_TOKENS: tl.constexpr = TILE // (HEADS // KV_HEADS)
     # The last tiles of a prompt see most: they go first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -176,22 +214,15 @@ def _rows_kernel(
         return
     context = tl.load(contexts + r)
     table = tables + tl.load(slots + r).to(tl.int64) * table_width
-    place = tl.arange(0, TILE)
-    feature = tl.arange(0, D)
-    query = row_tile * TILE_TOKENS + place // GROUP
-    is_query = (place < TILE_TOKENS * GROUP) & (query < num_tokens)
-    head = kv_head * GROUP + place % GROUP
-    token = (start + query).to(tl.int64)
-    q_places = token * ((HEADS + 2 * KV_HEADS) * D) + head * D
-    q = tl.load(qkv + q_places[:, None] + feature[None, :], mask=is_query[:, None], other=0.0)
+    q, query, is_query, places = load_queries(
+        qkv, start, row_tile, num_tokens, kv_head, HEADS, KV_HEADS, D, TILE
+    )
     position = context + query
     num_seen = context + tl.minimum((row_tile + 1) * TILE_TOKENS, num_tokens)
     num_full = 0
     if not ONE_LOOP:
         num_full = (context + row_tile * TILE_TOKENS + 1) // TOKENS * TOKENS
-    best = tl.full([TILE], -1.0e30, tl.float32)
-    weight = tl.zeros([TILE], tl.float32)
-    total = tl.zeros([TILE, D], tl.float32)
+    best, weight, total = begin_sum(TILE, D)
     for at in tl.range(0, num_full, TOKENS, num_stages=STAGES):
         best, weight, total = attend_block(
             q, keys, values, table, at, kv_head, position, num_seen, best, weight, total, scale,
@@ -202,12 +233,7 @@ def _rows_kernel(
             q, keys, values, table, at, kv_head, position, num_seen, best, weight, total, scale,
             BLOCK, KV_HEADS, D, TOKENS, True,
         )  # fmt: skip
-    out_places = token * (HEADS * D) + head * D
-    tl.store(
-        out + out_places[:, None] + feature[None, :],
-        (total / weight[:, None]).to(out.dtype.element_ty),
-        mask=is_query[:, None],
-    )
+    store_attention(out, places, is_query, weight, total, D)
 
 
 def store_heads(
