@@ -20,6 +20,8 @@ FIXED: Final = ProductConfig(
 _WIDE_OUT: Final = 1 << 16
 """Output features of a product that keeps a device busy by itself: the output matrix."""
 _NUM_MULTIPROCESSORS: Final = 132
+_LONG_IN: Final = 12288
+"""Input features that leave programs many turns, however many share them."""
 SPREAD_ROWS: Final = 9
 """Rows from which on programs share all of them evenly: they keep the device busy together."""
 _PROGRAMS_AT_ONCE: Final = 4
@@ -38,7 +40,7 @@ _NARROW_TILES: Final = (
     (64, 256, 3, 4, 1), (64, 256, 4, 4, 1), (128, 128, 4, 8, 1), (128, 256, 2, 8, 1),
     (128, 256, 3, 8, 1), (64, 256, 3, 8, 1), (64, 128, 4, 4, 1), (64, 256, 3, 4, 2),
     (64, 256, 3, 4, 4), (64, 256, 4, 4, 4), (128, 128, 4, 8, 4), (128, 256, 2, 8, 4),
-    (128, 256, 3, 8, 2), (64, 128, 4, 4, 4),
+    (128, 256, 3, 8, 2), (64, 128, 4, 4, 4), (64, 128, 4, 4, 8),
 )  # fmt: skip
 _NARROW_ROW_TILES: Final = (
     (8, 1024, 3, 4, 1), (4, 2048, 3, 4, 1), (16, 1024, 2, 4, 1), (16, 512, 3, 4, 1),
@@ -90,6 +92,8 @@ def _default_narrow(product: Product, num_rows: int) -> ProductConfig | None:
         # Wide tiles of rows leave less room for those of weights.
         stages = 4 if num_rows <= 16 else 3
         split = [(64, 256, stages, 4, 4)] if num_rows <= 32 else []
+        if 16 < num_rows <= 32 and product.num_in >= _LONG_IN:
+            split.insert(0, (64, 128, 4, 4, 8))
         whole = [(64, 256, 3, 4, 1)] if num_rows <= 32 else [(128, 128, 4, 8, 1)]
         wanted = [*whole, (64, 128, 4, 4, 1)]
         if product.num_out // 64 < _NUM_MULTIPROCESSORS:

@@ -180,7 +180,8 @@ def narrow_rows_kernel(
             up_sums = _add_tile(up_sums, up_pairs, low, high, block_scale, SCALE, FAST)
         if NORM:
             wide, other = first.to(tl.float32), second.to(tl.float32)
-            squares += wide * wide + other * other
+            squares += wide * wide
+            squares += other * other
     sums *= _row_scales(scale + feature, is_feature, SCALE)[:, None]
     if GATE_UP:
         up_sums *= _row_scales(scale + N + feature, is_feature, SCALE)[:, None]
