@@ -36,12 +36,12 @@ struct Cut {
 };
 
 // A product of many rows, and what its parts take beside the multiplication: in rows of a pair that
-// would be multiplied meanwhile.
+// would be multiplied meanwhile. Each task of the same weights fetches them anew.
 struct ManyRows {
   std::int64_t num_rows;
   std::int64_t num_pairs;
-  std::int64_t unpacking;  // a pair
-  double reading;          // a row, for each group of pairs
+  std::int64_t fetching;  // a pair's weights
+  double reading;         // a row, for each group of pairs
   std::int64_t num_workers;
 };
 
@@ -51,7 +51,7 @@ double time_of(const ManyRows& product, std::int64_t pairs, std::int64_t rows) {
   const std::int64_t num_tasks =
       divide_up(product.num_pairs, pairs) * divide_up(product.num_rows, rows);
   const std::int64_t num_rounds = divide_up(num_tasks, product.num_workers);
-  const double task = static_cast<double>(pairs * (rows + product.unpacking)) +
+  const double task = static_cast<double>(pairs * (rows + product.fetching)) +
                       static_cast<double>(rows) * product.reading;
   return task * (static_cast<double>(num_rounds) + 0.25);
 }
@@ -97,8 +97,9 @@ Cut cut(const PackedMatrix& weights, const ProductKernels& kernels, std::int64_t
     constexpr double kFar = 0.4;
     const std::int64_t row_bytes = weights.num_slices() * kSlice * element;
     const bool near = std::min(num_rows, kRowsOfTask) * row_bytes <= kNearBytes;
-    const ManyRows product = {num_rows, weights.num_pairs(), unpacks ? kUnpacking : 0,
-                              near ? kNear : kFar, num_workers};
+    const ManyRows product = {num_rows, weights.num_pairs(),
+                              unpacks ? kUnpacking : kernels.rows_of_fetching, near ? kNear : kFar,
+                              num_workers};
     cut_many_rows(product, near ? kMostPairs / 2 : kMostPairs, cut);
     cut.pairs_of_task = cut.pairs_of_group;
   }

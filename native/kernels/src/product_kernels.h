@@ -86,6 +86,9 @@ struct ProductKernels {
   std::int64_t most_rows_at_once = kFewRows;
   std::int64_t arranged_bytes = 2 * kSlice;
   bool arranges_any_type = false;
+  // So many rows of a pair could be multiplied while its weights come, where nothing unpacks them
+  // into a near cache beforehand.
+  std::int64_t rows_of_fetching = 4;
 };
 
 // What is arranged; of few rows, zeros may stand behind the last.

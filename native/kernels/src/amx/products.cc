@@ -200,6 +200,10 @@ constexpr ProductKernels kKernels = {
      amx::multiply_few<WeightFormat::kInt6>, amx::multiply_few<WeightFormat::kInt5>,
      amx::multiply_few<WeightFormat::kInt4>},
     amx::arrange,
+    kFewRows,
+    2 * kSlice,
+    false,
+    32,  // tiles multiply faster than a further cache is read
 };
 
 }  // namespace
