@@ -9,10 +9,12 @@ from pathlib import Path
 from bench.cpu_peers.memory import process_tree
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_REST_S = 0.1
+_REST_LIMIT_S = 5.0
 
 
 class ForeignLoad:
-    """Shares of the machine's processor time that others than this process and its children had."""
+    """Shares of the machine's processor time that neither this process nor the measured one had."""
 
     def __init__(self) -> None:
         self.shares: list[float] = []
@@ -23,13 +25,32 @@ class ForeignLoad:
         return self.shares[-1]
 
     @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Counts while the block runs."""
-        begin_s, busy_s, own_s = time.monotonic(), _busy_s(), _own_s()
+    def counting(self, process_id: int) -> Iterator[None]:
+        """Counts while the block runs, in which the engine of `process_id` is measured.
+
+        Other engines count as others, whoever has started them.
+        """
+        begin_s, busy_s, own_s = time.monotonic(), _busy_s(), _own_s(process_id)
         yield
         wall_s = time.monotonic() - begin_s
-        foreign_s = _busy_s() - busy_s - (_own_s() - own_s)
+        foreign_s = _busy_s() - busy_s - (_own_s(process_id) - own_s)
         self.shares.append(max(0.0, foreign_s) / (wall_s * (os.cpu_count() or 1)))
+
+
+def wait_for_rest() -> None:
+    """Waits, at most some seconds, until all that this process has started does nothing.
+
+    An engine may go on when its last token is told: threads that look out for more work do so for
+    a while, which would be taken from whoever is measured next.
+    """
+    deadline_s = time.monotonic() + _REST_LIMIT_S
+    before_s = _tree_s(os.getpid())
+    while time.monotonic() < deadline_s:
+        time.sleep(_REST_S)
+        now_s = _tree_s(os.getpid())
+        if now_s - before_s <= 1 / _TICKS_PER_S:
+            return
+        before_s = now_s
 
 
 def _busy_s() -> float:
@@ -38,12 +59,17 @@ def _busy_s() -> float:
     return (sum(fields) - fields[3] - fields[4]) / _TICKS_PER_S
 
 
-def _own_s() -> float:
-    num_ticks = 0
-    for process_id in process_tree(os.getpid()):
-        try:
-            fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        num_ticks += int(fields[11]) + int(fields[12])
-    return num_ticks / _TICKS_PER_S
+def _own_s(process_id: int) -> float:
+    return _ticks(os.getpid()) / _TICKS_PER_S + _tree_s(process_id)
+
+
+def _tree_s(process_id: int) -> float:
+    return sum(map(_ticks, process_tree(process_id))) / _TICKS_PER_S
+
+
+def _ticks(process_id: int) -> int:
+    try:
+        fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it has ended
+        return 0
+    return int(fields[11]) + int(fields[12])

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from bench.cpu_peers.catalog import Engine, Machine
-from bench.cpu_peers.foreign_load import ForeignLoad
+from bench.cpu_peers.foreign_load import ForeignLoad, wait_for_rest
 from bench.cpu_peers.memory import PeakMemory
 from bench.cpu_peers.prompts import Prompts
 from bench.cpu_peers.streams import (
@@ -150,9 +150,11 @@ class SideBySide:
     def _take(self, name: str, figure: str, sample: Callable[[MeasuredEngine], float]) -> None:
         if name not in self._running:
             return
+        running = self._running[name]
+        wait_for_rest()
         try:
-            with self.foreign.counting():
-                value = sample(self._running[name])
+            with self.foreign.counting(running.process_id):
+                value = sample(running)
         except Exception as error:
             self._fail(name, error)
             return
