@@ -18,7 +18,7 @@ def forked(main: str, arguments: Sequence[str] = ()) -> list[str]:
     """Returns the command that has the zygote fork an engine.
 
     Args:
-        main: The engine's main function, by its name in `support.forked_mains`.
+        main: The engine's main function, by its name: see `support.engine_mains`.
         arguments: Of its command line.
     """
     return [*launcher_command(), main, *arguments]

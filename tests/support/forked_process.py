@@ -19,7 +19,7 @@ _ASK_LIMIT_S = 60.0
 
 
 class ForkedProcess:
-    """Runs a main function of `support.forked_mains`; its input is empty, its outputs are piped."""
+    """Runs a main function that the zygote has; its input is empty, its outputs are piped."""
 
     def __init__(
         self,

@@ -4,22 +4,22 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from support.forked_process import ForkedProcess
-from support.zygote import launcher_of, start_zygote
+from support.zygote import Stage, launcher_of, start_zygote
 
 LIMIT_S = 60.0
 
 
 class Zygote:
-    """One of the test's own, which has imported nothing."""
+    """One of the test's own, which has imported next to nothing."""
 
-    def __init__(self, directory: Path) -> None:
-        self.name, self.process = start_zygote((), "support.brief_mains")
+    def __init__(self, directory: Path, stages: Sequence[Stage]) -> None:
+        self.name, self.process = start_zygote(stages)
         self._directory = directory
 
     def fork(self, *command: str) -> ForkedProcess:
@@ -35,9 +35,11 @@ class Zygote:
         )
 
 
-@pytest.fixture
-def zygote(tmp_path: Path) -> Iterator[Zygote]:
-    made = Zygote(tmp_path)
+@pytest.fixture(params=[0, 2], ids=["first stage", "third stage"])
+def zygote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Zygote]:
+    """Forks from its last stage."""
+    before = [Stage("support.worker_mains")] * request.param
+    made = Zygote(tmp_path, [*before, Stage("support.brief_mains")])
     yield made
     made.process.communicate(timeout=LIMIT_S)
 
@@ -128,3 +130,16 @@ def test_forks_end_and_askers_are_told_where_the_zygote_is_killed(zygote: Zygote
     assert fork.wait(LIMIT_S) == 1
     launcher.communicate(timeout=LIMIT_S)
     assert launcher.returncode == 1
+
+
+def test_a_stage_that_can_not_be_made_takes_none_along(tmp_path: Path) -> None:
+    broken = Stage("support.worker_mains", modules=("support.no_such_module",))
+    zygote = Zygote(tmp_path, [Stage("support.brief_mains"), broken])
+    launcher = zygote.launch("test_worker")
+
+    assert launcher.wait(LIMIT_S) == 1
+    assert zygote.fork("end", "3").wait(LIMIT_S) == 3
+
+    launcher.communicate()
+
+    zygote.process.communicate(timeout=LIMIT_S)
