@@ -63,14 +63,13 @@ class ChatTemplate:
     ) -> None:
         self.text = "\n".join(sources.values())
         self._sandbox = TemplateSandbox(limits or TemplateLimits(), now=now)
-        self._templates = {name: self._compile(name, text) for name, text in sources.items()}
-        variables = {name: self._variables(text) for name, text in sources.items()}
-        self.takes_tools = "tool_use" in sources or any("tools" in v for v in variables.values())
-        self._switches = tuple(
-            switch
-            for switch in _THINKING_SWITCHES
-            if any(switch in names for names in variables.values())
-        )
+        self._templates: dict[str, jinja2.Template] = {}
+        variables: set[str] = set()
+        for name, text in sources.items():
+            self._templates[name], used = self._compile(name, text)
+            variables |= used
+        self.takes_tools = "tool_use" in sources or "tools" in variables
+        self._switches = tuple(switch for switch in _THINKING_SWITCHES if switch in variables)
         self.takes_reasoning = bool(self._switches)
         if "default" not in sources and "tool_use" not in sources:
             raise StartupError(
@@ -131,16 +130,16 @@ class ChatTemplate:
             return self._templates["default"]
         raise _template_error("the checkpoint's chat template is for requests with tools only")
 
-    def _compile(self, name: str, text: str) -> jinja2.Template:
+    def _compile(self, name: str, text: str) -> tuple[jinja2.Template, set[str]]:
+        """Returns a template, and the variables that it reads."""
         try:
-            return self._sandbox.from_string(text)
+            tree = self._sandbox.parse(text)
+            template = self._sandbox.from_string(tree)
+            return template, jinja2.meta.find_undeclared_variables(tree)
         except jinja2.TemplateSyntaxError as error:
             raise StartupError(
                 f"the chat template ({name}) is broken in line {error.lineno}: {error.message}"
             ) from error
-
-    def _variables(self, text: str) -> set[str]:
-        return jinja2.meta.find_undeclared_variables(self._sandbox.parse(text))
 
 
 def _template_error(words: str) -> AntiphonError:

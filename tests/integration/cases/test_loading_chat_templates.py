@@ -200,8 +200,8 @@ async def test_template_is_found_and_renders_byte_for_byte_what_transformers_ren
 
 @pytest.mark.parametrize(
     ("template", "told"),
-    [(ENDLESS, ""), (ESCAPING, "__class__"), (WRITING, "append")],
-    ids=["endless", "escaping", "writing"],
+    [(ESCAPING, "__class__"), (WRITING, "append")],
+    ids=["escaping", "writing"],
 )
 async def test_template_that_does_what_it_may_not_fails_its_request_alone(
     engine: EngineLink, tmp_path: Path, template: str, told: str
@@ -210,6 +210,21 @@ async def test_template_that_does_what_it_may_not_fails_its_request_alone(
     async with serving(tmp_path, engine) as server:
         failures = await refusals(server)
 
+    check_template_errors(failures, told)
+
+
+async def test_endless_template_fails_its_request_alone(engine: EngineLink, tmp_path: Path) -> None:
+    save_byte_level_tokenizer(tmp_path / "tokenizer", chat_template=ENDLESS)
+    async with serving(tmp_path, engine) as server:
+        # In one way: each takes the two seconds that it is given.
+        request = GenerateRequest(prompt=conversation(), config=CONFIG)
+        stream = server.inference.StreamGenerate(request, timeout=LIMIT_S)
+        failure = await refusal_of(stream.read())
+
+    check_template_errors([failure], "takes too long")
+
+
+def check_template_errors(failures: list[grpc.aio.AioRpcError], told: str) -> None:
     assert {failure.code() for failure in failures} == {grpc.StatusCode.INVALID_ARGUMENT}
     for failure in failures:
         assert details_of(failure)["ErrorInfo"].reason == "TEMPLATE_ERROR"
