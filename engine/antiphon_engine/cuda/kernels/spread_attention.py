@@ -164,6 +164,24 @@ def _pieces(length, limit, TOKENS: tl.constexpr):
     return share, tl.cdiv(length, tl.maximum(share, 1))
 
 
+@jit
+def _piece_limit(lengths, CUTS: tl.constexpr, MIN_TOKENS: tl.constexpr, TOKENS: tl.constexpr):
+    """Returns how many tokens a piece has at most, in whole turns.
+
+    That is an even part of all tokens. But where that makes a few pieces more than run at once,
+    these wait for others to end: then larger ones are better, as many as the longest row has when
+    no more are made than run at once. So it is if more of the even pieces than run at once are
+    longer than half of one of those, as two of them come behind each other.
+    """
+    total, longest = tl.sum(lengths, 0), tl.max(lengths, 0)
+    even = tl.cdiv(tl.maximum(tl.cdiv(total, CUTS), MIN_TOKENS), TOKENS) * TOKENS
+    most = tl.maximum(CUTS * longest // tl.maximum(total, 1), 1)
+    whole = tl.cdiv(tl.maximum(tl.cdiv(longest, most), MIN_TOKENS), TOKENS) * TOKENS
+    shares, nums = _pieces(lengths, even, TOKENS)
+    num_long = tl.sum(tl.where(2 * shares > whole, nums, 0), 0)
+    return tl.where(num_long > CUTS, whole, even)
+
+
 @jit(
     do_not_specialize=["num_rows", "num_items"],
     do_not_specialize_on_alignment=["positions", "slots"],
@@ -176,8 +194,7 @@ def _plan_kernel(
     """Grid: some rows each."""
     other = tl.arange(0, ROW_PLACES)
     lengths = tl.load(positions + other, mask=other < num_rows, other=-1) + 1
-    limit = tl.maximum(tl.cdiv(tl.sum(lengths, 0), CUTS), MIN_TOKENS)
-    limit = tl.cdiv(limit, TOKENS) * TOKENS
+    limit = _piece_limit(lengths, CUTS, MIN_TOKENS, TOKENS)
     shares, nums = _pieces(lengths, limit, TOKENS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     position = tl.load(positions + row, mask=row < num_rows, other=-1)

@@ -188,6 +188,50 @@ def test_decode_of_planned_pieces_attends_to_context_and_itself(
         assert reference.relative_error(out[row], wanted.flatten()) < tolerance
 
 
+def _longest_piece(lengths: list[int], num_cuts: int, min_tokens: int, turn: int) -> int:
+    """What a plan makes of rows at most: even parts, or larger ones where they end sooner."""
+
+    def in_turns(num_tokens: int) -> int:
+        return -(-max(num_tokens, min_tokens) // turn) * turn
+
+    even = in_turns(-(-sum(lengths) // num_cuts))
+    num_pieces = max(num_cuts * max(lengths) // sum(lengths), 1)
+    larger = in_turns(-(-max(lengths) // num_pieces))
+    pieces = [
+        -(-length // -(-length // even)) for length in lengths for _ in range(0, length, even)
+    ]
+    num_long = sum(2 * -(-piece // turn) * turn > larger for piece in pieces)
+    return larger if num_long > num_cuts else even
+
+
+@pytest.mark.parametrize(
+    ("lengths", "num_items"),
+    [
+        # Half a row is a little more than an even part: three pieces each wouldn't run at once.
+        ([81] * 4, 8),
+        ([80] * 4, 8),
+        # Where others are short, the even parts of a long one end no later.
+        ([81, 81, 81, 8], 10),
+        # More rows than run at once are cut as before.
+        ([40] * 12, 12),
+    ],
+)
+def test_equal_rows_are_cut_into_no_more_pieces_than_run_at_once(
+    device, dtype, lengths, num_items
+) -> None:
+    heads = Cache(device, dtype, (4, 2, 16)).heads
+    config = SpreadConfig(num_programs=2 * 9, min_tokens=16, block_tokens=8)
+    workspace = SpreadWorkspace.allocate(heads, config, num_rows=len(lengths), device=device)
+    numbers = torch.arange(len(lengths), dtype=torch.int32, device=device)
+    positions = torch.tensor(lengths, dtype=torch.int32, device=device) - 1
+    tables = torch.zeros((len(lengths), 1), dtype=torch.int32, device=device)
+    rows = PagedRows(positions_B=positions, slots_B=numbers, block_tables_SM=tables)
+
+    plan_rows(rows, heads=heads, config=config, workspace=workspace)
+
+    assert int((workspace.items[:, 0] >= 0).sum()) == num_items
+
+
 @pytest.mark.parametrize("num_rows", [3, pytest.param(500, marks=pytest.mark.device)])
 def test_plans_cover_every_row_longest_pieces_first(device, dtype, num_rows) -> None:
     heads = Cache(device, dtype, (4, 2, 16)).heads
@@ -207,7 +251,7 @@ def test_plans_cover_every_row_longest_pieces_first(device, dtype, num_rows) -> 
         assert row < 0 or (position, slot) == (positions[row], slots[row])
     planned = [item for item in items if item[0] >= 0]
     assert items[len(planned) :] == [[-1, *item[1:]] for item in items[len(planned) :]]
-    limit = max(int((positions + 1).sum()) / 4, 32)
+    limit = _longest_piece([position + 1 for position in positions.tolist()], 4, 32, 16)
     shares = []
     for row, position in enumerate(positions.tolist()):
         own = [(at, *item[1:]) for at, item in enumerate(planned) if item[0] == row]
@@ -216,7 +260,7 @@ def test_plans_cover_every_row_longest_pieces_first(device, dtype, num_rows) -> 
         for at, first, end, first_item, num_pieces in own:
             assert (first, first_item, num_pieces) == (begin, own[0][0], len(own))
             assert at == first_item + own.index((at, first, end, first_item, num_pieces))
-            assert end - first <= limit + 16
+            assert end - first <= limit
             begin = end
         assert not own or begin == position
         if own:
