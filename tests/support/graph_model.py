@@ -46,6 +46,8 @@ class PlainGraphModel:
         """Rows of each `decode`."""
         self.mixed_sizes: list[tuple[int, int, int]] = []
         """Tokens, rows and decode rows of each `forward`."""
+        self.logits_sizes: list[int] = []
+        """Rows of each `logits`."""
 
     def bind(self, kv: KvTensors) -> None:
         self._kv = kv
@@ -99,6 +101,7 @@ class PlainGraphModel:
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
+        self.logits_sizes.append(len(hidden))
         return self._model.logits(hidden)
 
     def _forward(

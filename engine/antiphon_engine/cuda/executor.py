@@ -338,6 +338,7 @@ class CudaExecutor:
         """Launches a step of any rows part by part; returns the logits of its samples."""
         host = self._sets[set_index]
         header = host.buffers["header"]
+        num_samples = self._pad_samples(host.buffers, launch.num_samples)
         self._slab.take(host, num_deltas=num_deltas)
         if num_deltas:
             self._tables.change_blocks(self._slab.table_deltas_D3[:num_deltas])
@@ -348,8 +349,19 @@ class CudaExecutor:
             _host_rows(host.buffers, launch.num_rows),
             num_decode_rows=int(header[_native.HEADER_NUM_DECODE_ROWS]),
         )
-        sample_rows_S = self._slab.sample_rows_B[: launch.num_samples].long()
-        return self._model.logits(launch.hidden_TH[sample_rows_S])
+        sample_rows_S = self._slab.sample_rows_B[:num_samples].long()
+        return self._model.logits(launch.hidden_TH[sample_rows_S])[: launch.num_samples]
+
+    def _pad_samples(self, step: StepBuffers, num_samples: int) -> int:
+        """Returns how many rows' logits are computed: no other number than captured steps have.
+
+        For each few rows more, libraries take another kernel, and loading one at its first use
+        waits for the device: a mix of prompts would stand still at almost every step.
+        """
+        size = smallest_bucket(self._buckets, num_samples) if num_samples else 0
+        assert size is not None, "no more rows are sampled than a step has"
+        step["sample_rows"][num_samples:size] = 0
+        return size
 
 
 def _host_rows(step: StepBuffers, num_rows: int) -> HostRows:

@@ -133,7 +133,7 @@ def test_ahead_of_a_prompt_that_joins_those_that_generate(checkpoint):
     tokens = join(model)
 
     assert tokens == said
-    assert graph_model.mixed_sizes == [(64, 16, 0), (64 + 7, 16 + 7, 7)]
+    assert graph_model.mixed_sizes == [(64, 16, 0), (64, 16 + 7, 7)]
 
 
 def test_steps_are_padded_to_the_next_bucket(checkpoint):
@@ -159,6 +159,20 @@ def test_steps_with_prompts_are_padded_between_and_behind(checkpoint):
 
     assert graph_model.mixed_sizes == [(64, 16, 0)]
     assert model.executor.num_mixed_replays == 1
+
+
+def test_steps_in_parts_compute_logits_of_as_many_rows_as_captured_ones(checkpoint):
+    config = config_of(max_rows=7)
+    model, graph_model = load_on_cpu(config, checkpoint, recorder=None)
+    engine = GreedyEngine(checkpoint, config, model)
+
+    engine.generate([PROMPTS[0][:9], [5], [6]], 2)
+    sizes = list(graph_model.logits_sizes)
+    graph_model.logits_sizes.clear()
+    engine.generate([PROMPTS[1][:9], [7], [8], [9], [10]], 2)
+
+    assert sizes == [4, 4]
+    assert graph_model.logits_sizes == [7, 7]
 
 
 def test_padding_writes_into_no_ones_block(checkpoint):
