@@ -17,11 +17,14 @@ CHUNK_ROWS: Final = 16
 """Rows of several tokens that a captured step has at most."""
 
 _CHUNK_TOKEN_SIZES: Final = (64, 128, 256, 512, 1024, 2048)
+"""What prompts and their parts often are."""
+_MIXED_TOKEN_SIZES: Final = (*range(64, 640, 64), 640, 768, 896, 1536)
+"""Of all rows of a step together: products take as long for padding as for what is wanted."""
 _MIXED_DECODE_SIZES: Final = (0, 8, 32, 64, 128, 256)
 _DRAW_SIZES: Final = (1, 8, 32, 128, 256)
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class MixedBucket:
     """The size of a captured step with prompts: single tokens at the front, chunks behind."""
 
@@ -57,19 +60,20 @@ def decode_buckets(max_rows: int) -> tuple[int, ...]:
 
 
 def mixed_buckets(max_tokens: int, max_rows: int) -> tuple[MixedBucket, ...]:
-    """Returns the sizes of steps with prompts that are captured, in order.
+    """Returns the sizes of steps with prompts that are captured, those of fewest tokens first.
 
     Larger steps take so long that the launches of their parts are hidden behind them.
     """
     decode_sizes = [size for size in _MIXED_DECODE_SIZES if size < max_rows]
     if max_rows <= _MIXED_DECODE_SIZES[-1]:
         decode_sizes.append(max_rows)
-    return tuple(
-        MixedBucket(tokens, num_rows)
-        for tokens in _CHUNK_TOKEN_SIZES
-        for num_rows in decode_sizes
-        if tokens + num_rows <= max_tokens
-    )
+    buckets: set[MixedBucket] = set()
+    for num_rows in decode_sizes:
+        totals = (*_MIXED_TOKEN_SIZES, max_tokens)
+        sizes = {*_CHUNK_TOKEN_SIZES, *(num_tokens - num_rows for num_tokens in totals)}
+        most = min(max_tokens - num_rows, _CHUNK_TOKEN_SIZES[-1])
+        buckets |= {MixedBucket(size, num_rows) for size in sizes if 0 < size <= most}
+    return tuple(sorted(buckets, key=lambda bucket: (bucket.num_tokens, bucket.num_decode_rows)))
 
 
 def draw_sizes(max_rows: int) -> tuple[int, ...]:
