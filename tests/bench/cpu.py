@@ -9,6 +9,8 @@ Parts, `speed` and `ceilings` unless told otherwise:
   an engine starts and runs in. Servers are asked over the wire, libraries in their own process.
 - ceilings: what the machine's memory and its arithmetic can do, and the share that Antiphon gets.
 - quality: how often each form of weights has the same likeliest token as float32.
+- reuse: the time to a second turn's first token behind 1,000 tokens that are in the KV cache, in
+  the host's tier, or nowhere.
 - path: what gRPC and the front end cost, as processor time for 1,000 tokens at 16 streams.
 
 Prints tables, and as the last line one JSON object.
@@ -25,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from antiphon_engine.cpu_topology import num_physical_cores
-from bench.cpu_peers import ceilings, path_cost, quality
+from bench.cpu_peers import ceilings, path_cost, quality, reuse
 from bench.cpu_peers.catalog import DEFAULT, ENGINES, Engine, Machine
 from bench.cpu_peers.measuring import Plan, SideBySide
 from bench.cpu_peers.memory_bar import memory_lines
@@ -35,7 +37,8 @@ from bench.cpu_peers.prompts import Prompts, text_ids
 from bench.cpu_peers.tables import speed_table
 from support.default_model import default_checkpoint
 
-PARTS = ("speed", "ceilings", "quality", "path")
+PARTS = ("speed", "ceilings", "quality", "reuse", "path")
+_REUSE_ROUNDS = 7
 Results = dict[str, Any]
 
 
@@ -122,6 +125,9 @@ def main() -> int:
         results["ceilings"] = ceilings.measure(machine, results.get("engines", {}))
     if "quality" in arguments.parts:
         results["quality"] = quality.measure(machine, quick=arguments.quick)
+    if "reuse" in arguments.parts:
+        num_rounds = 1 if arguments.quick else _REUSE_ROUNDS
+        results["reuse"] = reuse.measure(machine, num_rounds)
     if "path" in arguments.parts:
         num_pairs = 1 if arguments.quick else arguments.pairs
         results["path"] = path_cost.measure(machine, num_pairs, quick=arguments.quick)
