@@ -5,29 +5,22 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-import tokenizers
 from antiphon.v1.inference_pb2 import GenerateRequest
 from antiphon.v1.types_pb2 import (
-    Choice,
     Constraint,
     Conversation,
     FinishReason,
     GenerationConfig,
-    OutputOptions,
     Prompt,
-    SamplingParams,
     StopConditions,
     StopMatch,
 )
 
 from support.answers import REPLACEMENT, ask, ask_in_session
 from support.canary import Canary
-from support.chat_templates import THINKING
-from support.forced_texts import VOCABULARY_SIZE, Speaker, silent_ids
-from support.real_server import scripted_engine, scripted_server
-from support.scripted_engine import Script
+from support.forced_texts import Speaker
 from support.session_rows import user
-from support.tiny_tokenizers import VOCABULARY_SIZE as TOKENIZER_SIZE
+from support.thinking_speakers import choice, config_of, thinking_speaker
 from support.tiny_tokenizers import save_byte_fallback_tokenizer
 from support.turn_runs import greedy, new_session, run_turn
 
@@ -48,25 +41,8 @@ WORDS = (" hello", "hello", "  hello", "hello ", " ", "\nhello")
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def one(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Speaker, Canary]]:
     directory = tmp_path_factory.mktemp("guided_bytes")
-    folder = directory / "texts"
-    folder.mkdir()
-    script = Script(texts_folder=str(folder), vocabulary_size=VOCABULARY_SIZE)
-    # The engine finds its grammars' vocabulary where the front end finds the tokenizer.
-    tokenizer = save_byte_fallback_tokenizer(directory, chat_template=THINKING)
-    async with (
-        scripted_engine(directory, script) as engine,
-        scripted_server(directory, tokenizer, engine) as server,
-    ):
-        speaker = Speaker(
-            name="byte_fallback",
-            server=server,
-            folder=folder,
-            silent_ids=silent_ids(TOKENIZER_SIZE),
-            reference=tokenizers.Tokenizer.from_file(str(tokenizer / "tokenizer.json")),
-        )
-        canary = await Canary.of(server)
-        yield speaker, canary
-        await canary.check()
+    async with thinking_speaker(directory, save_byte_fallback_tokenizer) as found:
+        yield found
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -74,21 +50,6 @@ async def speaker(one: tuple[Speaker, Canary]) -> AsyncIterator[Speaker]:
     """A server that says what it is told to; each test leaves it as it was."""
     yield one[0]
     await one[1].check_rest()
-
-
-def choice(*options: str) -> Constraint:
-    return Constraint(choice=Choice(options=options))
-
-
-def config_of(
-    constraint: Constraint, stop: StopConditions | None = None, **output: object
-) -> GenerationConfig:
-    return GenerationConfig(
-        sampling=SamplingParams(temperature=0),
-        stop=stop,
-        constraint=constraint,
-        output=OutputOptions(token_ids=True, **output),
-    )
 
 
 def behind_nothing(

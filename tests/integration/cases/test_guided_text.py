@@ -8,30 +8,23 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 import pytest_asyncio
-import tokenizers
 from antiphon.v1.inference_pb2 import GenerateRequest, StreamGenerateResponse
 from antiphon.v1.types_pb2 import (
-    Choice,
     Constraint,
     Conversation,
     FinishReason,
     GenerationConfig,
-    OutputOptions,
     Prompt,
     ReasoningConfig,
-    SamplingParams,
     StopConditions,
     StopMatch,
 )
 
 from support.answers import LIMIT_S, REPLACEMENT, Answer, ask, ask_in_session
 from support.canary import Canary
-from support.chat_templates import THINKING
-from support.forced_texts import VOCABULARY_SIZE, Speaker, silent_ids
-from support.real_server import scripted_engine, scripted_server
-from support.scripted_engine import Script
+from support.forced_texts import Speaker
 from support.session_rows import user
-from support.tiny_tokenizers import VOCABULARY_SIZE as TOKENIZER_SIZE
+from support.thinking_speakers import choice, config_of, thinking_speaker
 from support.tiny_tokenizers import save_byte_level_tokenizer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -56,25 +49,8 @@ NEVER = "z" * 40
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def one(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Speaker, Canary]]:
     directory = tmp_path_factory.mktemp("guided")
-    folder = directory / "texts"
-    folder.mkdir()
-    script = Script(texts_folder=str(folder), vocabulary_size=VOCABULARY_SIZE, step_delay_s=0.001)
-    # The engine finds its grammars' vocabulary where the front end finds the tokenizer.
-    tokenizer = save_byte_level_tokenizer(directory, chat_template=THINKING)
-    async with (
-        scripted_engine(directory, script) as engine,
-        scripted_server(directory, tokenizer, engine) as server,
-    ):
-        speaker = Speaker(
-            name="byte_level",
-            server=server,
-            folder=folder,
-            silent_ids=silent_ids(TOKENIZER_SIZE),
-            reference=tokenizers.Tokenizer.from_file(str(tokenizer / "tokenizer.json")),
-        )
-        canary = await Canary.of(server)
-        yield speaker, canary
-        await canary.check()
+    async with thinking_speaker(directory, save_byte_level_tokenizer, step_delay_s=0.001) as found:
+        yield found
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -82,23 +58,6 @@ async def speaker(one: tuple[Speaker, Canary]) -> AsyncIterator[Speaker]:
     """A server that says what it is told to; each test leaves it as it was."""
     yield one[0]
     await one[1].check_rest()
-
-
-def choice(*options: str) -> Constraint:
-    return Constraint(choice=Choice(options=options))
-
-
-def config_of(
-    constraint: Constraint | None = None,
-    stop: StopConditions | None = None,
-    **output: object,
-) -> GenerationConfig:
-    return GenerationConfig(
-        sampling=SamplingParams(temperature=0),
-        stop=stop,
-        constraint=constraint,
-        output=OutputOptions(token_ids=True, **output),
-    )
 
 
 def thought(
