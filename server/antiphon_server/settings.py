@@ -62,7 +62,7 @@ def load_config(
     ):
         kinds = _kinds()
         if key not in kinds:
-            raise StartupError(f"{source}: there is no setting {key!r}{_nearest(key, kinds)}")
+            raise StartupError(f"{source}: there is no setting {key!r}{nearest(key, kinds)}")
         values[key] = _parse(key, value, kinds[key], source=source)
         check_value(key, values[key], source=source)
     config = _with_user_folders(_build({**_of_device(values), **values}), environ)
@@ -99,6 +99,16 @@ def changed(config: Config) -> dict[str, Value]:
     return {key: value for key, value in in_force(config).items() if value != usual[key]}
 
 
+def nearest(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
+    """Returns a hint at the known name that was probably meant, or at where to find them."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    if not close:  # A right name in a wrong section, or without one.
+        tails = {key.rpartition(".")[2]: key for key in known}
+        close = difflib.get_close_matches(name.rpartition(".")[2], list(tails), n=1, cutoff=0.6)
+        close = [tails[tail] for tail in close]
+    return f"; did you mean {close[0]}?" if close else ""
+
+
 @cache  # Working out the types takes milliseconds, and each setting that is given asks for one.
 def _kinds() -> Mapping[str, type]:
     """Returns the type of every setting by its key."""
@@ -124,7 +134,7 @@ def _from_file(path: Path | None) -> Iterator[tuple[str, str, object]]:
     for section, entries in tree.items():
         if section not in sections:
             raise StartupError(
-                f"{path}: there is no section [{section}]{_nearest(section, sections)}"
+                f"{path}: there is no section [{section}]{nearest(section, sections)}"
             )
         if not isinstance(entries, dict):
             raise StartupError(f"{path}: {section} is a section; write [{section}]")
@@ -139,7 +149,7 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str, ob
             continue
         if variable not in known:
             raise StartupError(
-                f"environment: there is no setting {variable}{_nearest(variable, known)}"
+                f"environment: there is no setting {variable}{nearest(variable, known)}"
             )
         yield variable, known[variable], environ[variable]
 
@@ -150,16 +160,6 @@ def _from_command_line(argv_sets: Sequence[str]) -> Iterator[tuple[str, str, obj
         if not equals:
             raise StartupError(f"command line: {text!r} is not of the form section.key=value")
         yield "command line", key.strip(), value
-
-
-def _nearest(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
-    """Returns a hint at the known name that was probably meant, or at where to find them."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    if not close:  # A right name in a wrong section, or without one.
-        tails = {key.rpartition(".")[2]: key for key in known}
-        close = difflib.get_close_matches(name.rpartition(".")[2], list(tails), n=1, cutoff=0.6)
-        close = [tails[tail] for tail in close]
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _parse(key: str, value: object, kind: type, *, source: str) -> Value:

@@ -2,7 +2,8 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from importlib import util
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,8 @@ Serves a model until it is told to stop. Prints one line once it takes calls.
 
 Every flag is a setting: --set SECTION.KEY=VALUE reaches all of them, --config reads them from a
 TOML file, and ANTIPHON_SECTION__KEY from the environment. Flags win over the environment, the
-environment over the file. `antiphon serve --check-config` prints every setting as it would hold."""
+environment over the file. `antiphon serve --check-config` prints every setting as it would hold,
+and --explain what it means."""
 EXAMPLES = """\
 examples:
   antiphon serve
@@ -24,7 +26,11 @@ examples:
   antiphon serve --listen unix:/run/antiphon.sock --store /var/lib/antiphon/sessions.db
   antiphon serve --config antiphon.toml --set engine.kv_cache_bytes=2GiB
   antiphon serve --config antiphon.toml --check-config
+  antiphon serve --explain kv_cache
 """
+
+_WIDTH: Final = 100
+"""Columns of what --explain says."""
 
 _SETTING_OF: Final = {
     "model": "model.source",
@@ -88,6 +94,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="check the settings, print them as they would hold, and stop",
     )
+    parser.add_argument(
+        "--explain",
+        nargs="?",
+        const="",
+        metavar="NAME",
+        help="say what each setting with NAME in its name means, or each of all, and stop",
+    )
 
 
 def run(arguments: argparse.Namespace, *, engine_command: Sequence[str] | None = None) -> int:
@@ -116,6 +129,8 @@ def run(arguments: argparse.Namespace, *, engine_command: Sequence[str] | None =
         for key, value in settings.describe(config).items():
             print(f"{key} = {value}")
         return 0
+    if arguments.explain is not None:
+        return _explain(arguments.explain, settings.describe(config))
     from antiphon_server import serve
     from antiphon_server.service_notices import ServiceNotices
 
@@ -124,6 +139,21 @@ def run(arguments: argparse.Namespace, *, engine_command: Sequence[str] | None =
     # What was said on the way is no part of the work: where nobody took it, that is no failure.
     let_go_of_broken()
     return status
+
+
+def _explain(name: str, values: Mapping[str, str]) -> int:
+    """Prints the settings with that in their names and what they mean; returns the status."""
+    from antiphon_server.setting_meanings import meanings
+    from antiphon_server.settings import nearest
+
+    found = {key: meaning for key, meaning in meanings().items() if name in key}
+    if not found:
+        complain(f"no setting has {name!r} in its name{nearest(name, values)}")
+        return WRONG_USE
+    for key, meaning in found.items():
+        print(f"{key} = {values[key]}")
+        print(textwrap.fill(meaning, _WIDTH, initial_indent="    ", subsequent_indent="    "))
+    return 0
 
 
 def _sets(arguments: argparse.Namespace) -> list[str]:
