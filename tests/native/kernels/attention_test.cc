@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -162,10 +165,11 @@ TEST_P(Attention, ATokensResultDependsOnNothingElse) {
   ExpectBitsOfThePrompt(shape, GetParam());
 
   SequenceShape other = shape;
+  other.group = 2;
   other.kv_type = other.q_type = Type::kF32;
   other.window = 300;
   ExpectBitsOfThePrompt(other, GetParam());
-  other = shape;
+  other.kv_type = other.q_type = Type::kBf16;
   other.window = 90;
   ExpectBitsOfThePrompt(other, GetParam());
 }
