@@ -157,7 +157,7 @@ def _read(path: Path, facts: str, isas: Mapping[str, Sequence[str]]) -> dict[str
             kept = msgspec.json.decode(file.read(_MAX_BYTES), type=_Kept)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         _log.warning("measured kernels can't be read", file=str(path), cause=str(error))
         return None
     fits = kept.facts == facts and kept.chosen.keys() == isas.keys()

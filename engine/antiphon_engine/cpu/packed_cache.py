@@ -7,17 +7,20 @@ there, not whole or not the same is packed anew.
 """
 
 import fcntl
-import json
 import os
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_hex
+from stat import S_ISREG
 from typing import BinaryIO, Final
 
+import msgspec
 import numpy as np
 import structlog
 from numpy.typing import NDArray
@@ -41,8 +44,7 @@ _SPARE_SHARE: Final = 0.1
 Arrays = Sequence[NDArray[np.uint8]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Description:
+class _Description(msgspec.Struct, frozen=True):
     key: str
     sizes: list[int]
     """Of the arrays, in bytes."""
@@ -59,6 +61,8 @@ class PackedCache:
     """Of all files together; those that were used longest ago go first."""
     min_bytes: int = _MIN_BYTES
     """What is smaller isn't kept."""
+    mark_used: Callable[[Path], None] = os.utime
+    """Keeps a file from being the next to go. Raises OSError where the disk may only be read."""
 
     def read(self, key: str, arrays: Arrays, pool: Executor) -> bool:
         """Fills arrays with what was written under this key, and says whether it was all there.
@@ -86,7 +90,8 @@ class PackedCache:
                 )
                 whole = all(list(checks))
             if whole:
-                os.utime(path)
+                with suppress(OSError):
+                    self.mark_used(path)
             else:
                 _log.warning("packed weights on disk are damaged: packed anew", file=str(path))
         except OSError as error:
@@ -119,8 +124,8 @@ class PackedCache:
         return self.directory / f"{sha256(key.encode()).hexdigest()[:32]}{_SUFFIX}"
 
     def _make_room(self, num_bytes: int, *, keep: Path) -> None:
-        others = [path for path in self.directory.glob(f"*{_SUFFIX}") if path != keep]
-        facts = sorted(((path.stat(), path) for path in others), key=lambda each: each[0].st_mtime)
+        others = (path for path in self.directory.glob(f"*{_SUFFIX}") if path != keep)
+        facts = sorted(_files(others), key=lambda each: each[0].st_mtime)
         left = self.max_bytes - num_bytes - sum(fact.st_size for fact, _ in facts)
         for fact, path in facts:
             if left >= 0:
@@ -130,13 +135,22 @@ class PackedCache:
 
     def _remove_abandoned(self) -> None:
         """Removes what processes left that ended while they wrote: nobody holds its lock."""
-        for path in self.directory.glob(f"{_PARTIAL}*"):
-            with path.open("rb") as file:
+        for _, path in _files(self.directory.glob(f"{_PARTIAL}*")):
+            with suppress(FileNotFoundError), path.open("rb") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     continue
                 path.unlink(missing_ok=True)
+
+
+def _files(paths: Iterator[Path]) -> Iterator[tuple[os.stat_result, Path]]:
+    """Yields what are files. Others aren't the cache's; what is gone, another process removed."""
+    for path in paths:
+        with suppress(FileNotFoundError):
+            facts = path.lstat()
+            if S_ISREG(facts.st_mode):
+                yield facts, path
 
 
 def file_identity(files: Sequence[Path]) -> str:
@@ -205,16 +219,18 @@ def _read_description(file: BinaryIO) -> _Description | None:
     if word != _WORD or not 0 <= num_bytes <= _MAX_DESCRIPTION_BYTES:
         return None
     try:
-        description = _Description(**json.loads(os.pread(file.fileno(), num_bytes, begin)))
-    except (ValueError, TypeError):
+        content = os.pread(file.fileno(), num_bytes, begin)
+        description = msgspec.json.decode(content, type=_Description)
+    except (msgspec.DecodeError, RecursionError):
         return None
     return description if sum(description.sizes) == begin else None
 
 
 def _write_file(path: Path, key: str, arrays: Arrays) -> None:
-    partial = path.with_name(f"{_PARTIAL}{os.getpid()}-{path.name}")
+    # No process's number: containers that share the directory may have the same ones.
+    partial = path.with_name(f"{_PARTIAL}{token_hex(8)}")
     try:
-        with partial.open("wb", buffering=0) as file:
+        with partial.open("xb", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             checksums = []
             end = 0
@@ -223,7 +239,7 @@ def _write_file(path: Path, key: str, arrays: Arrays) -> None:
                 checksums.append(_kernels.checksum(chunk))
                 end = place + chunk.nbytes
             description = _Description(key=key, sizes=_sizes(arrays), checksums=checksums)
-            tail = json.dumps(asdict(description)).encode() + _END.pack(end, _WORD)
+            tail = msgspec.json.encode(description) + _END.pack(end, _WORD)
             _transfer(
                 lambda rest, at: os.pwrite(file.fileno(), rest, at),
                 end,

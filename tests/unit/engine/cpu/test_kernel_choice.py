@@ -87,6 +87,7 @@ def test_another_number_of_threads_is_measured_for_itself(chooser, times, produc
         lambda kept: b"\xff" + kept,
         lambda kept: kept[: len(kept) // 2],
         lambda kept: b"[]",
+        lambda kept: b'{"more": ' + b"[" * 9999,
         lambda kept: json.dumps({**json.loads(kept), "facts": "another machine"}).encode(),
         lambda kept: kept.replace(OTHERS[0].encode(), b"tensor_cores"),
         lambda kept: json.dumps({**json.loads(kept), "chosen": {"int8": BEST}}).encode(),

@@ -1,7 +1,9 @@
 """Packed weights on disk: what is read back, what is refused, and how much is kept."""
 
+import errno
 import fcntl
 import os
+import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -78,6 +80,27 @@ def test_damaged_file_is_not_taken(cache, pool, place):
     assert not cache.read(KEY, blank(arrays), pool)
 
 
+@pytest.mark.parametrize(
+    "description",
+    [
+        b"[]",
+        b'{"key": "some weights", "sizes": 6000, "checksums": 1}',
+        b'{"key": "some weights", "sizes": "6000", "checksums": []}',
+        b'{"key": "some weights", "sizes": [6000], "checksums": 1}',
+        b'{"key": "some weights", "sizes": [6000], "checksums": [], "more": ' + b"[" * 9999,
+        b'{"key": "\xff"}',
+    ],
+)
+def test_file_that_says_of_itself_what_none_says_is_not_taken(cache, pool, description):
+    arrays = arrays_of(6000)
+    cache.write(KEY, arrays)
+    (path,) = files(cache)
+    end = struct.pack("<Q8s", 6000, b"antiphon")
+    path.write_bytes(path.read_bytes()[:6000] + description + end)
+
+    assert not cache.read(KEY, blank(arrays), pool)
+
+
 @pytest.mark.parametrize("kept", [0, 10, 5000, -1])
 def test_file_that_ends_early_is_not_taken(cache, pool, kept):
     arrays = arrays_of(6000)
@@ -131,6 +154,31 @@ def test_what_a_process_left_half_written_is_removed(cache):
         cache.write(KEY, arrays_of(10))
 
         assert [path.name for path in files(cache) if path.name.startswith(".")] == [written.name]
+
+
+@pytest.mark.parametrize("name", ["others.packed", ".partial-left"])
+def test_what_is_no_file_stays_and_is_in_nobodys_way(cache, pool, name):
+    cache = replace(cache, max_bytes=5000)
+    arrays = arrays_of(1000)
+    cache.directory.mkdir()
+    (cache.directory / name).symlink_to("nowhere")
+    (cache.directory / f"{name}-folder.packed").mkdir()
+
+    for key in "abcdef":
+        assert cache.write(key, arrays)
+
+    assert cache.read("f", blank(arrays), pool)
+    assert (cache.directory / name).is_symlink()
+
+
+def test_file_on_a_disk_that_is_only_read_is_taken(cache, pool):
+    def refuse(path):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    arrays = arrays_of(1000)
+    cache.write(KEY, arrays)
+
+    assert replace(cache, mark_used=refuse).read(KEY, blank(arrays), pool)
 
 
 def test_files_are_told_apart_by_time_and_content(tmp_path):
