@@ -130,6 +130,10 @@ def _entries(
             heads = config.num_attention_heads
         elif architecture == "llama" and ".attn_k." in name:
             heads = config.num_key_value_heads
+        if heads and tensor.shape[0] % (2 * heads):
+            raise StartupError(
+                f"{name} has {tensor.shape[0]} rows, which {heads} heads can't share evenly"
+            )
         entries.append(_Entry(target, tensor, heads))
     if unknown:
         raise StartupError(f"the file has tensors that aren't supported: {name_some(unknown)}")

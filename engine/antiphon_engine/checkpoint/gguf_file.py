@@ -4,6 +4,7 @@ The gguf package's reader makes four arrays of each word of a vocabulary, which 
 all else of a conversion. Here the words are passed over: whoever makes the tokenizer reads them.
 """
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ _MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
 _ALIGNMENT: Final = 32
 _MAX_DIMENSIONS: Final = 4
+_MAX_DEPTH: Final = 8
+"""Of lists within lists."""
 _SCALARS: Final = MappingProxyType(
     {
         GGUFValueType.UINT8: "<B",
@@ -54,7 +57,7 @@ class StoredTensor:
     @property
     def num_values(self) -> int:
         """How many values it has."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,50 +114,54 @@ def _read(content: NDArray[np.uint8]) -> GgufFile:
 
 
 class _Cursor:
-    """A place in the content, which reading moves on."""
+    """A place in the content, which reading moves on. Sizes are whatever a file says."""
 
     def __init__(self, content: NDArray[np.uint8]) -> None:
         self._bytes = content.data
         self.offset = 0
 
     def integer(self, form: str) -> int:
-        (value,) = struct.unpack_from(form, self._bytes, self.offset)
-        self.offset += struct.calcsize(form)
-        return int(value)
+        return int(self._scalar(form))
 
     def text(self) -> str:
-        size_bytes = self.integer("<Q")
-        self.offset += size_bytes
-        if self.offset > len(self._bytes):
-            raise ValueError("it ends within a text")
-        return str(self._bytes[self.offset - size_bytes : self.offset], "utf-8")
+        begin = self._pass(self.integer("<Q"))
+        return str(self._bytes[begin : self.offset], "utf-8")
 
     def value(self, kind: GGUFValueType) -> Scalar:
-        if kind is GGUFValueType.STRING:
-            return self.text()
-        form = _SCALARS[kind]
+        return self.text() if kind is GGUFValueType.STRING else self._scalar(_SCALARS[kind])
+
+    def pass_list(self, depth: int = 1) -> int:
+        """Passes over a list and returns its length."""
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"it has lists within each other, more than {_MAX_DEPTH} deep")
+        kind = GGUFValueType(self.integer("<I"))
+        length = self.integer("<Q")
+        if kind in _SCALARS:
+            self._pass(length * struct.calcsize(_SCALARS[kind]))
+        else:
+            for _ in range(length):
+                self._pass_entry(kind, depth)
+        return length
+
+    def _pass_entry(self, kind: GGUFValueType, depth: int) -> None:
+        if kind is GGUFValueType.ARRAY:
+            self.pass_list(depth + 1)
+        else:
+            self._pass(self.integer("<Q"))
+
+    def _scalar(self, form: str) -> int | float | bool:
         value: int | float | bool
         (value,) = struct.unpack_from(form, self._bytes, self.offset)
         self.offset += struct.calcsize(form)
         return value
 
-    def pass_list(self) -> int:
-        """Passes over a list and returns its length."""
-        kind = GGUFValueType(self.integer("<I"))
-        length = self.integer("<Q")
-        if kind in _SCALARS:
-            self.offset += length * struct.calcsize(_SCALARS[kind])
-        else:
-            for _ in range(length):
-                self._pass_entry(kind)
-        return length
-
-    def _pass_entry(self, kind: GGUFValueType) -> None:
-        if kind is GGUFValueType.ARRAY:
-            self.pass_list()
-        else:
-            (size_bytes,) = struct.unpack_from("<Q", self._bytes, self.offset)
-            self.offset += 8 + size_bytes
+    def _pass(self, num_bytes: int) -> int:
+        """Passes over bytes and returns where they begin; raises ValueError past the end."""
+        begin = self.offset
+        if num_bytes > len(self._bytes) - begin:
+            raise ValueError("it ends within its list of facts or tensors")
+        self.offset = begin + num_bytes
+        return begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +177,11 @@ class _Place:
     def read(cls, cursor: _Cursor) -> "_Place":
         name = cursor.text()
         num_dimensions = cursor.integer("<I")
-        if num_dimensions > _MAX_DIMENSIONS:
+        if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
             raise ValueError(f"{name} has {num_dimensions} dimensions")
         sizes = [cursor.integer("<Q") for _ in range(num_dimensions)]
+        if 0 in sizes:
+            raise ValueError(f"{name} has no values")
         kind = GGMLQuantizationType(cursor.integer("<I"))
         return cls(name, tuple(reversed(sizes)), kind, cursor.integer("<Q"))
 
@@ -183,7 +192,7 @@ class _Place:
         stored = shape if is_plain else quant_shape_to_byte_shape(shape, self.kind)
         dtype = np.dtype(_PLAIN[self.kind] if is_plain else "u1")
         begin = start + self.offset
-        end = begin + int(np.prod(stored, dtype=np.int64)) * dtype.itemsize
+        end = begin + math.prod(stored) * dtype.itemsize
         if end > len(content):
             raise ValueError(f"it ends within {self.name}")
         data = content[begin:end].view(np.ndarray).view(dtype).reshape(stored)

@@ -77,6 +77,10 @@ _FAMILIES: Final[Mapping[str, _Family]] = MappingProxyType(
     }
 )
 
+_WINDOW_LAYERS: Final = 28
+"""The first layer with a sliding window, where a configuration doesn't say: as transformers has it.
+"""
+
 SUPPORTED_ARCHITECTURES: Final[tuple[str, ...]] = tuple(_FAMILIES)
 
 
@@ -99,6 +103,9 @@ def parse_model_config(
             f"{num_heads} attention heads can't share {num_kv_heads} key-value heads evenly"
         )
     bias = config.boolean("attention_bias", False)
+    head_dim = config.integer("head_dim", family.head_dim or hidden_size // num_heads)
+    if head_dim % 2:
+        raise StartupError(f"heads of {head_dim} values have no pairs to rotate: head_dim is odd")
     rope = parse_rope_config(config)
     return ModelConfig(
         architecture=architecture,
@@ -108,8 +115,8 @@ def parse_model_config(
         num_layers=config.integer("num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=config.integer("head_dim", family.head_dim or hidden_size // num_heads),
-        norm_epsilon=config.number("rms_norm_eps", 1e-6),
+        head_dim=head_dim,
+        norm_epsilon=_norm_epsilon(config),
         rope=rope,
         context_tokens=stretched_context_tokens(rope, config.integer("max_position_embeddings")),
         tied_embeddings=config.boolean("tie_word_embeddings", False),
@@ -140,10 +147,19 @@ def _refuse_unsupported_features(config: Fields) -> None:
         raise StartupError(f"the checkpoint's activation is {activation!r}: only silu is supported")
     num_layers = config.integer("num_hidden_layers")
     windowed = config.boolean("use_sliding_window", False) and "sliding_window" in config
-    if windowed and config.number("max_window_layers", num_layers) < num_layers:
+    if windowed and config.number("max_window_layers", _WINDOW_LAYERS) < num_layers:
         raise StartupError("the checkpoint uses sliding-window attention: not supported yet")
     if set(config.texts("layer_types")) - {"full_attention"}:
         raise StartupError("the checkpoint has layers without full attention: not supported yet")
+
+
+def _norm_epsilon(config: Fields) -> float:
+    epsilon = config.number("rms_norm_eps", 1e-6)
+    if not 0 <= epsilon < 1:
+        raise StartupError(
+            f"the checkpoint's rms_norm_eps is {epsilon:g}, but must be from 0 to less than 1"
+        )
+    return epsilon
 
 
 def _dtype(config: Fields) -> str:

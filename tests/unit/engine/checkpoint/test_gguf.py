@@ -1,4 +1,5 @@
 import json
+import struct
 
 import gguf
 import pytest
@@ -159,6 +160,24 @@ def test_unknown_architecture_is_told_with_the_supported(tmp_path):
 def test_unknown_tensors_are_named(tmp_path):
     with pytest.raises(StartupError, match=r"rope_freqs\.weight \(1 in all\)"):
         converted(tmp_path, extra_tensors=("rope_freqs.weight",))
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "words"),
+    [
+        (64, r"attn_q\.weight has 64 rows, which 64 heads can't share"),
+        (48, r"facts make no configuration: .*hidden size \(64\).*heads \(48\)"),
+    ],
+)
+def test_heads_that_do_not_fit_are_refused(tmp_path, num_heads, words):
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, architecture="llama")
+    name = b"llama.attention.head_count"
+    heads, others = (name + struct.pack("<II", 4, number) for number in (4, num_heads))
+    path.write_bytes(path.read_bytes().replace(heads, others))
+
+    with pytest.raises(StartupError, match=words):
+        convert(path, tmp_path / "checkpoint", tie=False, progress=silent)
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"not a gguf file at all"])
