@@ -4,6 +4,8 @@ import os
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
+from antiphon_engine.control_groups import own_groups
+
 
 def num_physical_cores(allowed: AbstractSet[int] | None = None, *, root: Path = Path("/")) -> int:
     """Returns the physical cores that this process may use, at least 1.
@@ -13,7 +15,7 @@ def num_physical_cores(allowed: AbstractSet[int] | None = None, *, root: Path = 
 
     Args:
         allowed: Logical processors; None: those of this process.
-        root: Where `sys` lies.
+        root: Where `proc` and `sys` lie.
     """
     processors = os.sched_getaffinity(0) if allowed is None else allowed
     cores = {_core_of(processor, root) for processor in processors}
@@ -30,8 +32,13 @@ def _core_of(processor: int, root: Path) -> tuple[str, str]:
 
 
 def _quota_cores(root: Path) -> int | None:
+    found = [_group_quota_cores(group) for group in own_groups(root)]
+    return min((num_cores for num_cores in found if num_cores is not None), default=None)
+
+
+def _group_quota_cores(group: Path) -> int | None:
     try:
-        quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = (group / "cpu.max").read_text().split()
     except (OSError, ValueError):
         return None
     return None if quota == "max" else -(-int(quota) // int(period))

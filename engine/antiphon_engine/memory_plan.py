@@ -1,17 +1,26 @@
 """How long texts may be and how large the KV cache is, decided before any weights are read."""
 
 import os
+import resource
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
 import structlog
 
 from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.errors import StartupError
+from antiphon_engine.control_groups import own_groups, read_integer
 
 _log = structlog.get_logger(__name__)
 
 _DEFAULT_CACHE_BYTES = 1 << 30
+_OWN_LIMITS: Final[Mapping[int, str]] = MappingProxyType(
+    {resource.RLIMIT_AS: "VmSize:", resource.RLIMIT_DATA: "VmData:"}
+)
+"""Limits of addresses, and what Linux calls those that are used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,15 +116,30 @@ def plan_memory(
     )
 
 
-def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Returns what this process may still allocate: of the machine, or of its control group."""
+def available_memory_bytes(
+    root: Path = Path("/"), *, limit_of: Callable[[int], tuple[int, int]] = resource.getrlimit
+) -> int:
+    """Returns what this process may still allocate.
+
+    That is of the machine, of its control groups, or of its own limits, whatever is least.
+
+    Args:
+        root: Where `proc` and `sys` lie.
+        limit_of: Returns a limit of this process's that holds, and its highest.
+    """
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     available = _meminfo_available_bytes(root / "proc/meminfo") or pages
-    group = root / "sys/fs/cgroup"
-    limit = _read_integer(group / "memory.max")
-    used = _read_integer(group / "memory.current")
-    if limit is not None and used is not None:
-        available = min(available, max(0, limit - used + _reclaimable_bytes(group / "memory.stat")))
+    for group in own_groups(root):
+        limit = read_integer(group / "memory.max")
+        used = read_integer(group / "memory.current")
+        if limit is not None and used is not None:
+            reclaimable = _reclaimable_bytes(group / "memory.stat")
+            available = min(available, max(0, limit - used + reclaimable))
+    for kind, key in _OWN_LIMITS.items():
+        limit, _ = limit_of(kind)
+        if limit != resource.RLIM_INFINITY:
+            used = _find_number(root / "proc/self/status", key, unit=1024) or 0
+            available = min(available, max(0, limit - used))
     return available
 
 
@@ -211,11 +235,3 @@ def _find_number(path: Path, key: str, *, unit: int) -> int | None:
         if len(words) >= 2 and words[0] == key:
             return int(words[1]) * unit
     return None
-
-
-def _read_integer(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None

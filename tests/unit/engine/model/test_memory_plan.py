@@ -1,3 +1,5 @@
+import resource
+
 import pytest
 from structlog.testing import capture_logs
 
@@ -202,6 +204,40 @@ def test_available_memory_is_the_control_groups_where_that_is_less(tmp_path):
     assert available_memory_bytes(tmp_path) == 4700
 
 
+def test_limit_of_any_control_group_around_the_process_counts(tmp_path):
+    write(tmp_path, "proc/meminfo", "MemAvailable:   60 kB\n")
+    write(tmp_path, "proc/self/cgroup", "4:memory:/elsewhere\n0::/system.slice/one.service\n")
+    slice_ = "sys/fs/cgroup/system.slice"
+    for folder, limit in ((slice_, "9000"), (f"{slice_}/one.service", "max")):
+        write(tmp_path, f"{folder}/memory.max", f"{limit}\n")
+        write(tmp_path, f"{folder}/memory.current", "5000\n")
+
+    assert available_memory_bytes(tmp_path) == 4000
+    write(tmp_path, f"{slice_}/one.service/memory.max", "7000\n")
+    assert available_memory_bytes(tmp_path) == 2000
+
+
+@pytest.mark.parametrize("place", ["/../../elsewhere", "nowhere", "/not/there"])
+def test_control_group_that_cannot_be_seen_changes_nothing(tmp_path, place):
+    write(tmp_path, "proc/meminfo", "MemAvailable:   60 kB\n")
+    write(tmp_path, "proc/self/cgroup", f"0::{place}\n")
+    write(tmp_path, "sys/elsewhere/memory.max", "0\n")
+    write(tmp_path, "sys/elsewhere/memory.current", "0\n")
+
+    assert available_memory_bytes(tmp_path) == 60 * 1024
+
+
+@pytest.mark.parametrize("limited", [resource.RLIMIT_AS, resource.RLIMIT_DATA])
+def test_limits_of_the_process_count(tmp_path, limited):
+    write(tmp_path, "proc/meminfo", "MemAvailable:   60 kB\n")
+    write(tmp_path, "proc/self/status", "VmSize:\t    7 kB\nVmData:\t    7 kB\n")
+
+    def limit_of(kind):
+        return (9 * 1024 if kind == limited else resource.RLIM_INFINITY), resource.RLIM_INFINITY
+
+    assert available_memory_bytes(tmp_path, limit_of=limit_of) == 2 * 1024
+
+
 def test_control_group_without_limit_changes_nothing(tmp_path):
     write(tmp_path, "proc/meminfo", "MemAvailable:   60 kB\n")
     write(tmp_path, "sys/fs/cgroup/memory.max", "max\n")
@@ -227,6 +263,16 @@ def test_control_groups_share_of_time_limits_the_cores(tmp_path):
     for cpu in range(4):
         write_cpu(tmp_path, cpu, cpu)
     write(tmp_path, "sys/fs/cgroup/cpu.max", "150000 100000\n")
+
+    assert num_physical_cores({0, 1, 2, 3}, root=tmp_path) == 2
+
+
+def test_least_share_of_time_of_all_control_groups_limits_the_cores(tmp_path):
+    for cpu in range(4):
+        write_cpu(tmp_path, cpu, cpu)
+    write(tmp_path, "proc/self/cgroup", "0::/system.slice/one.service\n")
+    for folder, quota in (("", "400000"), ("/system.slice", "150000"), ("/system.slice/x", "1")):
+        write(tmp_path, f"sys/fs/cgroup{folder}/cpu.max", f"{quota} 100000\n")
 
     assert num_physical_cores({0, 1, 2, 3}, root=tmp_path) == 2
 
