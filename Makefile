@@ -78,7 +78,8 @@ stress: setup    ## Runs the tests with random lives 25 times as often: minutes
 	  tests/property/test_core_determinism.py \
 	  tests/property/test_core_metamorphic.py tests/property/test_core_properties.py \
 	  tests/property/test_event_log_machine.py tests/property/test_quota_machine.py \
-	  tests/property/test_language_promises.py tests/property/test_schema_promises.py $(ARGS)
+	  tests/property/test_language_promises.py tests/property/test_recovery_crashes.py \
+	  tests/property/test_schema_promises.py tests/property/test_session_machine.py $(ARGS)
 
 torture: setup   ## Kills a server KILLS (2000) times while CLIENTS (6) talk to it; REAL=1: with the real engine; SERVERS=…; SEED=…
 	$(BIN)/python tests/torture/run.py --kills $(KILLS) --clients $(CLIENTS) \

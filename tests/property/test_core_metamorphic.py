@@ -310,7 +310,7 @@ def test_what_is_said_is_the_same_by_every_way_of_computing(variant, scale):
 
 
 def test_what_is_said_is_the_same_under_any_settings_together(scale):
-    @bounded(50 * scale)
+    @bounded(30 * scale)
     @given(
         shape=mixed_shapes(),
         conversations=workloads(),

@@ -243,7 +243,7 @@ FEATURES = (
 )
 
 
-@pytest.mark.parametrize(("machine", "num_examples"), [(CoreMachine, 24), (FullCoreMachine, 48)])
+@pytest.mark.parametrize(("machine", "num_examples"), [(CoreMachine, 16), (FullCoreMachine, 32)])
 @pytest.mark.timeout(0)
 def test_core_keeps_its_invariants_over_random_histories(machine, num_examples, scale):
     run_state_machine_as_test(
@@ -261,7 +261,7 @@ def test_core_keeps_its_invariants_over_random_histories(machine, num_examples, 
 @pytest.mark.timeout(0)
 def test_core_keeps_its_invariants_over_long_lives(scale):
     counters: Counter[str] = Counter()
-    for seed in range(24 * scale):
+    for seed in range(16 * scale):
         life = CoreLife(seed)
         try:
             counters.update(life.live(num_actions=150))

@@ -270,7 +270,7 @@ def test_log_and_its_readers_do_as_the_model_over_random_lives(scale: int) -> No
     run_state_machine_as_test(
         LogMachine,
         settings=settings(
-            max_examples=50 * scale,
+            max_examples=30 * scale,
             stateful_step_count=40,
             deadline=None,
             derandomize=True,

@@ -188,6 +188,6 @@ def test_quotas_do_as_the_model_over_random_lives(scale: int) -> None:
     run_state_machine_as_test(
         QuotaMachine,
         settings=settings(
-            max_examples=40 * scale, stateful_step_count=40, deadline=None, derandomize=True
+            max_examples=25 * scale, stateful_step_count=40, deadline=None, derandomize=True
         ),
     )

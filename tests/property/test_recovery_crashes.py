@@ -183,25 +183,31 @@ async def run(spec: BenchSpec, steps: Sequence[Step], incidents: Sequence[Incide
         assert told[-1].epoch == turn.epoch, "it has not been run since"
 
 
-@given(
-    steps=STEPS,
-    incidents=INCIDENTS,
-    checkpoint_tokens=st.sampled_from([1, 3, 16]),
-    interval_s=st.sampled_from([0.001, 1.0]),
-)
-@settings(
-    deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow], print_blob=True
-)
-def test_every_turn_is_there_once_and_nothing_told_is_taken_back(
-    steps: list[Step], incidents: list[Incident], checkpoint_tokens: int, interval_s: float
-) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        spec = BenchSpec(text=text_side(), path=Path(directory) / "sessions.db")
-        # Slow enough for turns to wait behind one that runs.
-        spec.engine = partial(FakeEngine, step_interval_s=0.001)
-        spec.limits = SessionLimits(
-            checkpoint_tokens=checkpoint_tokens,
-            checkpoint_interval_s=interval_s,
-            max_attempts=1000,
-        )
-        asyncio.run(run(spec, steps, incidents))
+def test_every_turn_is_there_once_and_nothing_told_is_taken_back(scale: int) -> None:
+    @given(
+        steps=STEPS,
+        incidents=INCIDENTS,
+        checkpoint_tokens=st.sampled_from([1, 3, 16]),
+        interval_s=st.sampled_from([0.001, 1.0]),
+    )
+    @settings(
+        deadline=None,
+        max_examples=12 * scale,
+        suppress_health_check=[HealthCheck.too_slow],
+        print_blob=True,
+    )
+    def crash(
+        steps: list[Step], incidents: list[Incident], checkpoint_tokens: int, interval_s: float
+    ) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            spec = BenchSpec(text=text_side(), path=Path(directory) / "sessions.db")
+            # Slow enough for turns to wait behind one that runs.
+            spec.engine = partial(FakeEngine, step_interval_s=0.001)
+            spec.limits = SessionLimits(
+                checkpoint_tokens=checkpoint_tokens,
+                checkpoint_interval_s=interval_s,
+                max_attempts=1000,
+            )
+            asyncio.run(run(spec, steps, incidents))
+
+    crash()

@@ -19,7 +19,14 @@ from antiphon.v1.types_pb2 import FINISH_REASON_CANCELLED
 from google.protobuf.field_mask_pb2 import FieldMask
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_server.sessions.records import SessionKey
@@ -388,13 +395,16 @@ def point(session: ModelSession, turn_id: str) -> HistoryPoint:
     return HistoryPoint(turn=session.key.turn_name(turn_id)) if turn_id else HistoryPoint(start={})
 
 
-SessionMachine.TestCase.settings = settings(
-    max_examples=20,
-    stateful_step_count=15,
-    deadline=None,
-    derandomize=True,
-    # Shrinking a run with a real store takes minutes; a failing run is short as it is.
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
-TestSessionMachine = SessionMachine.TestCase
+def test_sessions_do_as_the_model_over_random_lives(scale: int) -> None:
+    run_state_machine_as_test(
+        SessionMachine,
+        settings=settings(
+            max_examples=12 * scale,
+            stateful_step_count=15,
+            deadline=None,
+            derandomize=True,
+            # Shrinking a run with a real store takes minutes; a failing run is short as it is.
+            phases=[Phase.explicit, Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -41,6 +41,7 @@ SAME = regex("a*b", GrammarBackend.LLGUIDANCE)
 NUM_BEFORE = 11
 """Characters that were said before a request is taken up again: its first mask is late."""
 SAID = "aaab"
+NUM_SEEDS = 3
 
 each_depth = pytest.mark.parametrize("depth", [0, 1, 2])
 
@@ -111,7 +112,7 @@ def test_a_late_mask_changes_no_draw(model: GuidedModel, depth: int) -> None:
     # Each token that counts makes the next as likely or as unlikely as the other.
     requests = {}
     bias = {model.ids("b")[0]: 9.0}
-    for seed in range(5):
+    for seed in range(NUM_SEEDS):
         sampling = SamplingParams(
             seed=seed, temperature=1.0, frequency_penalty=1.0, logit_bias=bias
         )
@@ -127,7 +128,7 @@ def test_a_late_mask_changes_no_draw(model: GuidedModel, depth: int) -> None:
     heard = harness.heard
     assert stats.num_late_masks_total >= 1
     assert len({tuple(heard.tokens[number, 0]) for number in requests}) > 1
-    for number in range(0, 10, 2):
+    for number in range(0, 2 * NUM_SEEDS, 2):
         assert heard.tokens[number, 0] == heard.tokens[number + 1, 0]
         assert len(heard.logprobs[number, 0]) == len(heard.tokens[number, 0])
 

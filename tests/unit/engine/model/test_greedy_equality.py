@@ -16,7 +16,7 @@ from support.tiny_checkpoints import (
 )
 
 BLOCK_TOKENS = 8
-NUM_OUTPUT_TOKENS = 20
+NUM_OUTPUT_TOKENS = 12
 PROMPTS = prompts(8, least=1, most=90)
 
 
