@@ -17,16 +17,9 @@ from antiphon.v1.session_pb2 import (
 )
 from antiphon.v1.types_pb2 import FINISH_REASON_CANCELLED
 from google.protobuf.field_mask_pb2 import FieldMask
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, settings, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_server.sessions.records import SessionKey
@@ -97,7 +90,7 @@ class SessionMachine(RuleBasedStateMachine):
     def answer_from_before(self, text: str, data: st.DataObject) -> None:
         session = self._draw_session(data)
         place = self._draw_place(data, session)
-        start = start_turn(text, max_tokens=MAX_TOKENS, rewind_to=point(session, place))
+        start = start_turn(text, max_tokens=MAX_TOKENS, rewind_to=session.point(place))
         self._generate(session, start, rewound_to=place)
 
     @rule(data=st.data())
@@ -197,7 +190,7 @@ class SessionMachine(RuleBasedStateMachine):
         place = self._draw_place(data, session) if rewinds else None
         start = start_turn(text, self._new_id(), max_tokens=MAX_TOKENS)
         if place is not None:
-            start.rewind_to.CopyFrom(point(session, place))
+            start.rewind_to.CopyFrom(session.point(place))
         history = session.history if place is None else session.up_to(place)
         if self._expected_failure(session, history, start):
             return
@@ -307,7 +300,7 @@ class SessionMachine(RuleBasedStateMachine):
     def rewind(self, data: st.DataObject) -> None:
         session = self._draw_session(data)
         place = self._draw_place(data, session)
-        values = {"name": session.key.name, "to": point(session, place)}
+        values = {"name": session.key.name, "to": session.point(place)}
         self.driver.run(self.driver.bench.rewind(**values))
         session.rewind(place)
 
@@ -391,12 +384,8 @@ class SessionMachine(RuleBasedStateMachine):
         return self.driver.run(self.driver.bench.session(session.key))
 
 
-def point(session: ModelSession, turn_id: str) -> HistoryPoint:
-    return HistoryPoint(turn=session.key.turn_name(turn_id)) if turn_id else HistoryPoint(start={})
-
-
 def test_sessions_do_as_the_model_over_random_lives(scale: int) -> None:
-    run_state_machine_as_test(
+    stateful.run_state_machine_as_test(
         SessionMachine,
         settings=settings(
             max_examples=12 * scale,

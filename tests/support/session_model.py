@@ -3,7 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from antiphon.v1.session_pb2 import HISTORY_POLICY_RERENDER, AppendItems, StartTurn, Turn
+from antiphon.v1.session_pb2 import (
+    HISTORY_POLICY_RERENDER,
+    AppendItems,
+    HistoryPoint,
+    StartTurn,
+    Turn,
+)
 from antiphon.v1.types_pb2 import (
     FINISH_REASON_CANCELLED,
     FINISH_REASON_MAX_OUTPUT_TOKENS,
@@ -70,6 +76,10 @@ class ModelSession:
         """The history up to a turn of it; empty: up to none."""
         ids = [turn.turn_id for turn in self.history]
         return self.history[: ids.index(turn_id) + 1] if turn_id else []
+
+    def point(self, turn_id: str) -> HistoryPoint:
+        """The place behind a turn; empty: the beginning."""
+        return HistoryPoint(turn=self.key.turn_name(turn_id)) if turn_id else HistoryPoint(start={})
 
     def prompt(self, history: Sequence[ModelTurn], request: StartTurn) -> list[int]:
         """The prompt of a turn that stands on a history."""
