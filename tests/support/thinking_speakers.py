@@ -24,7 +24,11 @@ from support.tiny_tokenizers import VOCABULARY_SIZE as TOKENIZER_SIZE
 
 @asynccontextmanager
 async def thinking_speaker(
-    directory: Path, save_tokenizer: Callable[..., Path], *, step_delay_s: float = 0.0
+    directory: Path,
+    name: str,
+    save_tokenizer: Callable[..., Path],
+    *,
+    step_delay_s: float = 0.0,
 ) -> AsyncIterator[tuple[Speaker, Canary]]:
     """Serves one, whose canary has to answer as before at the end."""
     folder = directory / "texts"
@@ -39,7 +43,7 @@ async def thinking_speaker(
         scripted_server(directory, tokenizer, engine) as server,
     ):
         speaker = Speaker(
-            name=save_tokenizer.__name__,
+            name=name,
             server=server,
             folder=folder,
             silent_ids=silent_ids(TOKENIZER_SIZE),

@@ -41,7 +41,7 @@ WORDS = (" hello", "hello", "  hello", "hello ", " ", "\nhello")
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def one(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Speaker, Canary]]:
     directory = tmp_path_factory.mktemp("guided_bytes")
-    async with thinking_speaker(directory, save_byte_fallback_tokenizer) as found:
+    async with thinking_speaker(directory, "byte_fallback", save_byte_fallback_tokenizer) as found:
         yield found
 
 

@@ -49,7 +49,9 @@ NEVER = "z" * 40
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def one(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Speaker, Canary]]:
     directory = tmp_path_factory.mktemp("guided")
-    async with thinking_speaker(directory, save_byte_level_tokenizer, step_delay_s=0.001) as found:
+    async with thinking_speaker(
+        directory, "byte_level", save_byte_level_tokenizer, step_delay_s=0.001
+    ) as found:
         yield found
 
 
