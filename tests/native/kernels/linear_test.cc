@@ -271,6 +271,32 @@ TEST(LinearOfIntegers, IsTheSameInVectorsOfAnyWidth) {
   }
 }
 
+// More of them than there are tasks or cores.
+TEST(LinearOfManyWorkers, IsThatOfOne) {
+  constexpr std::int64_t kIn = 320;
+  constexpr std::int64_t kOut = 160;
+  constexpr std::int64_t kRows = 600;
+  std::mt19937 random(6);
+  const std::vector<float> weights = random_floats(random, kOut * kIn);
+  ThreadTeam alone(1, false);
+  ThreadTeam many(64, false);
+  for (const WeightFormat format : {WeightFormat::kBf16, WeightFormat::kInt8}) {
+    PackedMatrix matrix(kOut, kIn, format, RowOrder::kPlain, best_isa());
+    matrix.pack_f32(0, kOut, weights.data());
+    Buffer in(matrix.input_type(), random_floats(random, kRows * kIn));
+    for (const std::int64_t num_rows : {std::int64_t{1}, std::int64_t{40}, kRows}) {
+      std::vector<float> results[2];
+      for (ThreadTeam* const team : {&alone, &many}) {
+        std::vector<float>& out = results[team == &alone ? 0 : 1];
+        out.resize(num_rows * kOut);
+        run_linear(*team, matrix, {in.data(), in.type, num_rows, kIn}, nullptr, Epilogue::kStore,
+                   {out.data(), Type::kF32, kOut});
+      }
+      EXPECT_EQ(results[0], results[1]) << num_rows << " rows";
+    }
+  }
+}
+
 TEST(LinearArguments, AreRefusedWhereAnEpilogueCantTakeThem) {
   const PackedMatrix matrix(32, 32, WeightFormat::kF32, RowOrder::kPlain, Isa::kPortable);
   ThreadTeam team(1, false);
