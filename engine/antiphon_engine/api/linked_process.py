@@ -120,7 +120,7 @@ def link_of_this_process(arguments: Sequence[str]) -> socket.socket:
     hang_up = select.poll()
     hang_up.register(link, select.POLLRDHUP)
     if hang_up.poll(0):
-        sys.exit("The front end ended before this process had begun.")
+        sys.exit(1)  # Nobody is left to be told why.
     return link
 
 
