@@ -45,7 +45,8 @@ serve:           ## Serves the default model on 127.0.0.1:50051; ARGS="--listen 
 check: setup check-protos    ## Lints, type-checks and checks package boundaries, contract and C++ style
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy && $(BIN)/lint-imports --no-logo
-	$(BIN)/python -m mypy.stubtest antiphon_engine._native antiphon_engine._kernels --allowlist native/stubtest_allowlist.txt
+	$(BIN)/python -m mypy.stubtest antiphon_engine._native antiphon_engine._kernels --allowlist native/stubtest_allowlist.txt \
+	  --mypy-config-file native/stubtest.ini
 	find $(CXX_FILES) -name '*.cc' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/python native/cmake/clang_tidy.py $(BIN)/clang-tidy native/src/*.cc -- -std=c++20 -Inative/include
 
