@@ -28,7 +28,7 @@ from support.engine_links import (
     until,
 )
 from support.engine_zygote import fork_script
-from support.scripted_engine import Script, write_script
+from support.scripted_engine import Script
 from support.serve_command import fork_of
 
 
@@ -197,19 +197,21 @@ async def test_start_can_be_given_up(tmp_path: Path) -> None:
 
 
 async def test_close_ends_running_work_and_the_process(tmp_path: Path) -> None:
-    async with running(tmp_path, Script(texts={"*": [9]}), write=write_script) as link:
+    async with running(tmp_path, Script(texts={"*": [9]})) as link:
         stream = link.submit(endless(1))
         await stream.next()
         process_id = link.process_id
         assert process_id is not None
         assert os.getsid(process_id) != os.getsid(0)
+        engine_id = engine_of(link)
 
         await link.close()
 
         assert (await failure_of(stream)).reason is ErrorReason.ENGINE_DOWN
         assert link.state is EngineState.DOWN
-        with pytest.raises(ProcessLookupError):
-            os.kill(process_id, 0)
+        for ended in (process_id, engine_id):
+            with pytest.raises(ProcessLookupError):
+                os.kill(ended, 0)
 
 
 def test_runs_on_uvloop_too(tmp_path: Path) -> None:
