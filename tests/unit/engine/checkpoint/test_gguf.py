@@ -1,5 +1,6 @@
 import json
 import struct
+from functools import partial
 
 import gguf
 import pytest
@@ -8,11 +9,14 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from antiphon_engine.api.checkpoint import inspect_checkpoint, resolve_model
+from antiphon_engine.api.checkpoint import Sources, inspect_checkpoint, resolve_model
 from antiphon_engine.api.errors import StartupError
 from antiphon_engine.checkpoint.blocks import expand
+from antiphon_engine.checkpoint.conversion import convert_gguf
 from antiphon_engine.checkpoint.gguf import convert
 from antiphon_engine.checkpoint.shards import find_shards
+from support.engine_zygote import forked
+from support.fake_hub import FakeHub
 from support.tiny_checkpoints import load_reference, prompts
 from support.tiny_gguf import (
     CHAT_TEMPLATE,
@@ -193,5 +197,13 @@ def test_cut_file_is_told_through_the_converters_process(tmp_path):
     content = (tmp_path / "whole.gguf").read_bytes()
     (tmp_path / "broken.gguf").write_bytes(content[: len(content) // 2])
 
+    convert_in_fork = partial(convert_gguf, command=forked("antiphon_converter"))
+    sources = Sources(hub=FakeHub(), convert=convert_in_fork)
+
     with pytest.raises(StartupError, match=r"broken\.gguf is no whole GGUF file"):
-        resolve_model(str(tmp_path / "broken.gguf"), cache_dir=tmp_path / "cache", progress=silent)
+        resolve_model(
+            str(tmp_path / "broken.gguf"),
+            cache_dir=tmp_path / "cache",
+            progress=silent,
+            sources=sources,
+        )
