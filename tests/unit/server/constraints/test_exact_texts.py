@@ -24,7 +24,7 @@ def test_choices_are_taken_to_the_byte() -> None:
         assert texts.has(option[:-1]) is (option[:-1] in OPTIONS)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=5), st.text(max_size=4))
 def test_choices_are_those_that_were_given(options: list[str], other: str) -> None:
     texts = Texts(plan_choices(options))
@@ -50,7 +50,7 @@ EXPRESSIONS = st.lists(st.tuples(PIECES, st.sampled_from(["", "", "*", "{1,2}"])
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(EXPRESSIONS, st.lists(st.text(alphabet="ab1 \u00a0\n", max_size=4), max_size=12))
 def test_expressions_match_what_another_engine_matches(pattern: str, tried: list[str]) -> None:
     other = compile_pattern(pattern)
