@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 import structlog
+import torch
 
 from antiphon_engine import _native
 from antiphon_engine.api.config import EngineConfig
@@ -92,15 +93,20 @@ def run_engine(start: EngineStart, link_socket: socket.socket, load: Load) -> in
     Args:
         start: What to serve, and how.
         link_socket: Connected to the front end; closed at the end.
-        load: Loads the model, and says how far it is. May raise StartupError.
+        load: Loads the model, and says how far it is. May raise StartupError, or what tells that
+            there is no memory left.
     """
     link = FrontEndLink(link_socket)
     try:
         loop = _make_loop(start, link, load)
     except StartupError as error:
-        link.send(LoadFailed(message=str(error)))
-        link.drain(_LAST_WORDS_S)
-        return 1
+        return _fail(link, str(error))
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        return _fail(
+            link,
+            "memory ran out while the model was loaded, though there seemed to be enough: lower "
+            f"engine.kv_cache_bytes, or end what else takes some ({error or 'no size is told'})",
+        )
     except FrontEndGoneError as error:
         _log.warning("front end gone while loading", cause=str(error))
         return 0
@@ -112,6 +118,12 @@ def run_engine(start: EngineStart, link_socket: socket.socket, load: Load) -> in
     loop.run()
     link.close()
     return 0
+
+
+def _fail(link: FrontEndLink, problem: str) -> int:
+    link.send(LoadFailed(message=problem))
+    link.drain(_LAST_WORDS_S)
+    return 1
 
 
 def _make_loop(start: EngineStart, link: FrontEndLink, load: Load) -> EngineLoop:
