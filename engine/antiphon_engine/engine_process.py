@@ -39,6 +39,7 @@ from antiphon_engine.likeliest import MAX_TOP_LOGPROBS
 from antiphon_engine.link import FrontEndGoneError, FrontEndLink
 from antiphon_engine.loop import EngineLoop, EngineParts, LoopSettings
 from antiphon_engine.requests import Requests
+from antiphon_engine.run_ahead import RunAhead
 from antiphon_engine.sampler import Sampler, StepSampler, sampling_flags
 from antiphon_engine.step_executor import StepExecutor
 
@@ -177,6 +178,7 @@ def make_parts(start: EngineStart, model: LoadedModel) -> EngineParts:
         requests=requests,
         arrivals=Arrivals(requests, guide_maker),
         guidance=Guidance(requests, filler),
+        run_ahead=RunAhead(config.num_steps_ahead, adapts=config.run_ahead < 0),
     )
 
 
@@ -221,7 +223,6 @@ def make_core(config: EngineConfig, model: LoadedModel) -> _native.EngineCore:
 def loop_settings(config: EngineConfig) -> LoopSettings:
     """Returns what of the settings is the loop's."""
     return LoopSettings(
-        num_steps_ahead=config.num_steps_ahead,
         num_buffer_sets=config.num_buffer_sets,
         delay_commit_s=config.fault_delay_commit_ms / 1000,
     )

@@ -2,6 +2,7 @@
 
 With steps ahead, a step is planned and launched before an earlier one's tokens are waited for; the
 device reads there what the host doesn't know yet. Without, each step is done before the next.
+`RunAhead` says which.
 """
 
 import gc
@@ -42,6 +43,7 @@ from antiphon_engine.guidance import Guidance, has_guided_rows
 from antiphon_engine.link import FrontEndGoneError, MessageLink
 from antiphon_engine.prompt_reports import PromptReports, StepReport, scored_tokens
 from antiphon_engine.requests import Requests
+from antiphon_engine.run_ahead import RunAhead
 from antiphon_engine.sampler import Sampled, StepSampler
 from antiphon_engine.step_executor import StepBuffers, StepExecutor
 from antiphon_engine.step_news import StepLogprobs, collect_news
@@ -68,6 +70,7 @@ class EngineParts:
     requests: Requests
     arrivals: Arrivals
     guidance: Guidance
+    run_ahead: RunAhead
 
     def close(self) -> None:
         """Lets go of threads, behind the last step."""
@@ -79,8 +82,6 @@ class EngineParts:
 class LoopSettings:
     """How the loop runs."""
 
-    num_steps_ahead: int
-    """Steps that may be under way when another is planned."""
     num_buffer_sets: int
     delay_commit_s: float
     """A fault on purpose: how long each step's results wait."""
@@ -117,6 +118,7 @@ class EngineLoop:
         self._requests = parts.requests
         self._arrivals = parts.arrivals
         self._guidance = parts.guidance
+        self._run_ahead = parts.run_ahead
         self._reports = PromptReports(parts.requests)
         self._link = link
         self._settings = settings
@@ -130,6 +132,7 @@ class EngineLoop:
         self._step_time_ns = 0
         self._schedule_time_ns = 0
         self._retired_ns = 0
+        self._waited_ns = 0
 
     def run(self) -> None:
         """Works until Shutdown or the front end's end.
@@ -193,6 +196,7 @@ class EngineLoop:
         """Does what a message asks and returns the outputs that this ended."""
         match message:
             case Submit():
+                self._run_ahead.note_request()
                 failed = self._arrivals.submit(
                     message.request_id,
                     message.request,
@@ -239,14 +243,25 @@ class EngineLoop:
         return []
 
     def _step(self) -> None:
-        """Launches the next step if there is one, and takes in the oldest that has had its time."""
+        """Launches the next step if there is one, and takes in those that have had their time."""
+        start_ns = self._clock_ns()
+        self._waited_ns = 0
         launched = self._launch()
-        num_left = self._settings.num_steps_ahead if launched else 0
-        retired = len(self._flights) > num_left
-        if retired:
+        num_flights = len(self._flights)
+        # Where nothing could be planned, what the oldest brings may change that.
+        num_left = num_flights - 1
+        if launched:
+            num_left = self._run_ahead.num_steps(self._count_waiting)
+        while self._flights and len(self._flights) > num_left:
             self._retire(self._flights.popleft())
-        self._busy = launched or retired
+        if launched:
+            host_ns = self._clock_ns() - start_ns - self._waited_ns
+            self._run_ahead.note_step(step_ns=self._step_time_ns, host_ns=host_ns)
+        self._busy = launched or num_flights > 0
         self._rested = self._rested and not self._busy
+
+    def _count_waiting(self) -> int:
+        return int(self._core.stats()["num_waiting"])
 
     def _launch(self) -> bool:
         """Plans a step and has it computed; returns whether there was one."""
@@ -314,11 +329,13 @@ class EngineLoop:
     def _retire(self, flight: "_Flight") -> None:
         """Waits for a step, commits it and tells what it brought."""
         self._watch(StepPart.WAIT)
+        wait_ns = self._clock_ns()
         self._executor.wait(flight.set_index)
         if self._settings.delay_commit_s:
             time.sleep(self._settings.delay_commit_s)
         self._watch(StepPart.COMMIT)
         executed_ns = self._clock_ns()
+        self._waited_ns += executed_ns - wait_ns
         plan = self._executor.buffers(flight.set_index)
         plan["num_tokens"][flight.late_rows] = 0
         self._core.commit(flight.step_id, executed_ns)

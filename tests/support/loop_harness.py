@@ -36,6 +36,7 @@ from antiphon_engine.grammar.preparing import GuideMaker
 from antiphon_engine.guidance import Guidance
 from antiphon_engine.link import FrontEndLink
 from antiphon_engine.loop import EngineLoop
+from antiphon_engine.run_ahead import RunAhead
 from support.scripted_engine import Script, load_scripted
 
 OutputKey = tuple[int, int]
@@ -178,11 +179,15 @@ class LoopHarness:
 
 @contextmanager
 def running_loop(
-    script: Script | None = None, config: EngineConfig | None = None
+    script: Script | None = None,
+    config: EngineConfig | None = None,
+    *,
+    run_ahead: RunAhead | None = None,
 ) -> Iterator[LoopHarness]:
     """A fresh loop with a scripted model; its sockets are closed afterwards."""
     config = config or EngineConfig()
-    with running_loop_of(load_scripted(script or Script(), config), config) as harness:
+    model = load_scripted(script or Script(), config)
+    with running_loop_of(model, config, run_ahead=run_ahead) as harness:
         yield harness
 
 
@@ -194,6 +199,7 @@ def running_loop_of(
     checkpoint: str = "scripted",
     filler: type[MaskFiller] = MaskFiller,
     backends: Backends | None = None,
+    run_ahead: RunAhead | None = None,
 ) -> Iterator[LoopHarness]:
     """A fresh loop; its sockets are closed afterwards.
 
@@ -203,6 +209,7 @@ def running_loop_of(
         checkpoint: Where a tokenizer lies, if grammars are to hold.
         filler: What makes its masks.
         backends: What compiles its grammars; None: those of the checkpoint.
+        run_ahead: How many steps are under way; None: as the settings say.
     """
     front_end, engine_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     # Nobody reads while the loop steps: all that it says between two looks must fit.
@@ -225,6 +232,8 @@ def running_loop_of(
             step_limit_s=config.grammar_step_limit_ms / 1000,
         )
         parts = replace(parts, arrivals=Arrivals(parts.requests, guide_maker))
+    if run_ahead is not None:
+        parts = replace(parts, run_ahead=run_ahead)
     with front_end, engine_end:
         loop = EngineLoop(parts, FrontEndLink(engine_end), loop_settings(config))
         try:

@@ -83,7 +83,8 @@ class EngineConfig:
     """Whether on cuda, as on cpu always, a request's numbers do not depend on what is computed
     beside it, nor on where its prompt is cut; slower."""
     run_ahead: int = -1
-    """Steps launched before an earlier one's tokens are there: 0 to 2; -1: 0 on cpu, 1 on cuda."""
+    """Steps launched before an earlier one's tokens are there: 0 to 2; -1: 0 on cpu, on cuda 1, or
+    0 while requests keep coming and steps are long beside the host's work."""
     prefix_reuse: bool = True
     """Whether prompts reuse the KV cache of earlier requests with the same beginning."""
     partial_reuse: bool = True
@@ -121,7 +122,7 @@ class EngineConfig:
 
     @property
     def num_steps_ahead(self) -> int:
-        """`run_ahead`, with what -1 stands for put in."""
+        """The most steps that `run_ahead` allows, with what -1 stands for put in."""
         if self.run_ahead >= 0:
             return self.run_ahead
         return 1 if self.device == "cuda" else 0
