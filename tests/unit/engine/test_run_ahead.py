@@ -133,6 +133,18 @@ def test_request_waits_for_the_steps_that_are_under_way(depth: int) -> None:
         assert run_ahead.num_requests == 2
 
 
+def test_steps_that_were_ahead_are_taken_in_at_once() -> None:
+    depths = [2]
+    with running_loop(Script(), CONFIG, run_ahead=Told(lambda: depths[-1])) as harness:
+        harness.submit(1, request(1, 3, stop=StopParams(max_output_tokens=40)))
+        while len(harness.heard.steps) < 5:
+            harness.step()
+        depths.append(0)
+        harness.step()
+
+        assert len(harness.heard.steps) == 8
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_outputs_are_the_same_however_the_number_changes(seed: int) -> None:
     prompts = {i: list(range(1, 2 + 3 * i)) for i in range(1, 9)}
