@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check-config",
         action="store_true",
-        help="check the settings, print them as they would hold, and stop",
+        help="check the settings (no model is read), print them as they would hold, and stop",
     )
     parser.add_argument(
         "--explain",
