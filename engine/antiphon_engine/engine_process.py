@@ -259,13 +259,18 @@ def warm_up(config: EngineConfig, model: LoadedModel) -> None:
         seed=0,
         flags=sampling_flags(request),
     )
+    has_numbers = True
     while step_id := core.plan(0):
         plan = executor.buffers(0)
         for row in plan["slot_init"][: plan["header"][_native.HEADER_NUM_SLOT_INITS]]:
             sampler.assign_slot(int(plan["slot"][row]), request, prompt=prompt, output=no_ids)
-        executor.store_tokens(0, sampler.sample(executor.execute(0), plan).tokens)
+        logits = executor.execute(0)
+        has_numbers = has_numbers and not bool(logits.isnan().any())
+        executor.store_tokens(0, sampler.sample(logits, plan).tokens)
         executor.wait(0)
         core.commit(step_id)
+    if not has_numbers:
+        _log.warning("the model's logits are no numbers: its weights are damaged; fetch them again")
 
 
 def _ready(config: EngineConfig, facts: ModelFacts) -> Ready:
