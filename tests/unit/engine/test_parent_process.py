@@ -31,9 +31,11 @@ def test_ctrl_c_ends_it_without_a_word(code: str, capfd: pytest.CaptureFixture[s
 
 
 def test_ctrl_c_in_the_one_that_waits_ends_both() -> None:
-    inner = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"
+    inner = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    # What a shell starts in the background ignores Ctrl-C, and so would all that comes of it.
     code = (
-        "import sys; from antiphon_engine.api.parent_process import run_at_terminal\n"
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from antiphon_engine.api.parent_process import run_at_terminal\n"
         f"try: run_at_terminal([sys.executable, '-c', {inner!r}])\n"
         "except KeyboardInterrupt: sys.exit(130)"
     )
