@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 RECENT_STEPS = 8
 """For how many steps behind a request another one is expected."""
-MAX_HOST_SHARE = 1 / 20
+MAX_HOST_SHARE = 1 / 12
 """Of a step's time: where the host takes more, its work is always hidden."""
 _KEPT = 7 / 8
 """Of what earlier steps count, with each further one."""
@@ -16,7 +16,7 @@ class RunAhead:
     A step that is launched ahead hides the host's work behind the device's. But a request that
     comes while a step runs then waits for the one behind it too. Where requests keep coming, steps
     are long beside the host's part of them and none waits for room anyway, nothing is launched
-    ahead: every stream loses a few percent, and whoever comes gains a whole step.
+    ahead: every stream loses the host's part of each step, and whoever comes gains a whole step.
     """
 
     def __init__(self, num_steps: int, *, adapts: bool) -> None:
