@@ -36,7 +36,8 @@ class Conversations:
         first_s, num_cached, _ = await self._ask(
             self._prompts.fresh(_HISTORY_TOKENS + 2 * _TURN_TOKENS), 1
         )
-        assert num_cached == 0, num_cached
+        # Pieces of text may begin with the same word, and a block's beginning is reused too.
+        assert num_cached < _TURN_TOKENS, f"{num_cached} tokens were reused"
         return first_s
 
     async def second_turn_s(self, *, pushed_out: bool) -> float:
