@@ -1,6 +1,5 @@
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -83,11 +82,15 @@ def test_number_that_was_asked_for_is_kept(num_steps: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "num_steps"),
-    [({"device": "cuda"}, 0), ({"device": "cuda", "run_ahead": 1}, 1), ({"device": "cpu"}, 0)],
+    ("config", "num_steps"),
+    [
+        (EngineConfig(device="cuda"), 0),
+        (EngineConfig(device="cuda", run_ahead=1), 1),
+        (EngineConfig(device="cpu"), 0),
+    ],
+    ids=["cuda", "cuda, one ahead", "cpu"],
 )
-def test_settings_say_whether_it_adapts(settings: dict[str, object], num_steps: int) -> None:
-    config = replace(EngineConfig(), **settings)  # type: ignore[arg-type]
+def test_settings_say_whether_it_adapts(config: EngineConfig, num_steps: int) -> None:
     parts = make_parts(
         EngineStart(config=config, checkpoint="scripted"), load_scripted(Script(), config)
     )
