@@ -135,18 +135,7 @@ async def test_a_process_that_still_loads_ends_when_its_front_end_is_killed() ->
         "    started.link.recv(1); print(started.process.pid, flush=True); time.sleep(600)\n"
         "asyncio.run(start())"
     )
-    front_end = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE
-    )
-    assert front_end.stdout is not None
-    process_id = int(await asyncio.wait_for(front_end.stdout.readline(), 60))
-
-    front_end.send_signal(signal.SIGKILL)
-    await front_end.wait()
-
-    async with asyncio.timeout(LIMIT_S):
-        while _runs(process_id):  # noqa: ASYNC110 - another process's end is no event here
-            await asyncio.sleep(0.02)
+    await _wait_for_the_end_with_a_killed_front_end(code)
 
 
 async def test_converter_ends_when_its_front_end_is_killed(tmp_path: Path) -> None:
@@ -158,18 +147,7 @@ async def test_converter_ends_when_its_front_end_is_killed(tmp_path: Path) -> No
         f"{str(pipe)!r}, {str(tmp_path)!r}], stdout=subprocess.PIPE); "
         "child.stdout.readline(); print(child.pid, flush=True); time.sleep(600)"
     )
-    front_end = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE
-    )
-    assert front_end.stdout is not None
-    converter_id = int(await asyncio.wait_for(front_end.stdout.readline(), 60))
-
-    front_end.send_signal(signal.SIGKILL)
-    await front_end.wait()
-
-    async with asyncio.timeout(LIMIT_S):
-        while _runs(converter_id):  # noqa: ASYNC110 - another process's end is no event here
-            await asyncio.sleep(0.02)
+    await _wait_for_the_end_with_a_killed_front_end(code)
 
 
 async def test_engine_ends_when_its_front_end_is_killed(tmp_path: Path) -> None:
@@ -185,6 +163,22 @@ async def test_engine_ends_when_its_front_end_is_killed(tmp_path: Path) -> None:
 
     async with asyncio.timeout(LIMIT_S):
         while _runs(engine_id):  # noqa: ASYNC110 - another process's end is no event here
+            await asyncio.sleep(0.02)
+
+
+async def _wait_for_the_end_with_a_killed_front_end(code: str) -> None:
+    """Runs a front end by `code`, which tells its child's id; kills it, and the child must end."""
+    front_end = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE
+    )
+    assert front_end.stdout is not None
+    process_id = int(await asyncio.wait_for(front_end.stdout.readline(), 60))
+
+    front_end.send_signal(signal.SIGKILL)
+    await front_end.wait()
+
+    async with asyncio.timeout(LIMIT_S):
+        while _runs(process_id):  # noqa: ASYNC110 - another process's end is no event here
             await asyncio.sleep(0.02)
 
 
