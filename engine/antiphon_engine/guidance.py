@@ -11,7 +11,7 @@ from antiphon_engine.api.messages import RequestFailed
 from antiphon_engine.grammar.filling import FillTask, MaskFiller
 from antiphon_engine.grammar.masking import StepMasks
 from antiphon_engine.requests import Requests
-from antiphon_engine.step_executor import StepBuffers, row_flags
+from antiphon_engine.step_executor import StepBuffers, row_flags, sampled_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +105,7 @@ class Guidance:
 
     def begin(self, plan: StepBuffers) -> None:
         """Begins to make the masks of a planned step; `finish` is to follow."""
-        num_rows = int(plan["header"][_native.HEADER_NUM_ROWS])
-        sampled = np.nonzero(np.diff(plan["sample_indptr"][: num_rows + 1]))[0]
+        sampled = sampled_rows(plan)
         rows: list[_GuidedRow] = []
         tasks: list[FillTask] = []
         for sample in np.nonzero(plan["flags"][sampled] & _native.FLAG_GUIDED)[0].tolist():

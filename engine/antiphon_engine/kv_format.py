@@ -13,11 +13,6 @@ _NARROW_NAME: Final = "float8_e4m3"
 _NAMES: Final = (_AUTO, "bfloat16", _NARROW_NAME)
 
 
-def asks_narrow_cache(config: EngineConfig) -> bool:
-    """Returns whether the settings ask for 8-bit floats."""
-    return config.kv_cache_dtype == _NARROW_NAME
-
-
 def kv_cache_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
     """Returns the type of the cache's elements where a model computes in `dtype` on CUDA.
 

@@ -326,7 +326,7 @@ class EngineLoop:
             return None
         return StepReport(parts=parts, scores=self._executor.score(set_index, scored_tokens(parts)))
 
-    def _retire(self, flight: "_Flight") -> None:
+    def _retire(self, flight: _Flight) -> None:
         """Waits for a step, commits it and tells what it brought."""
         self._watch(StepPart.WAIT)
         wait_ns = self._clock_ns()

@@ -35,7 +35,6 @@ SERVER_FAULTS: Final = frozenset(
 GEN_AI_OPERATION_NAME: Final = "gen_ai.operation.name"
 GEN_AI_PROVIDER_NAME: Final = "gen_ai.provider.name"
 GEN_AI_CONVERSATION_ID: Final = "gen_ai.conversation.id"
-GEN_AI_OUTPUT_TYPE: Final = "gen_ai.output.type"
 GEN_AI_REQUEST_MODEL: Final = "gen_ai.request.model"
 GEN_AI_REQUEST_CHOICE_COUNT: Final = "gen_ai.request.choice.count"
 GEN_AI_REQUEST_MAX_TOKENS: Final = "gen_ai.request.max_tokens"

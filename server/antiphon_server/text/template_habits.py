@@ -13,14 +13,7 @@ from antiphon_server.text.chat_template import ChatTemplate, TemplateInput
 from antiphon_server.text.json_values import JsonValue
 from antiphon_server.text.output_channels import ReasoningMarkers
 from antiphon_server.text.template_messages import Message
-from antiphon_server.text.tool_formats import (
-    HERMES,
-    LLAMA,
-    MISTRAL_LIST,
-    MISTRAL_NAMED,
-    ToolFormat,
-    Wording,
-)
+from antiphon_server.text.tool_formats import TOOL_FORMATS, ToolFormat, Wording
 
 _NAMES: Final = ("madeupone", "madeuptwo")
 _ARGUMENT: Final = "madeupvalue"
@@ -134,7 +127,7 @@ def _format_of(one: str, two: str) -> ToolFormat | None:
         one: A conversation with one call.
         two: One with two calls in one answer; empty: the template takes no such answer.
     """
-    for known in (HERMES, MISTRAL_LIST, MISTRAL_NAMED, LLAMA):
+    for known in TOOL_FORMATS:
         wording = _wording_of(known, one, two)
         if wording is not None:
             return replace(known, wording=wording)

@@ -128,4 +128,5 @@ MISTRAL_NAMED: Final = ToolFormat(
 )
 """Mistral's later models: a name and its arguments for each call."""
 
-TOOL_FORMATS: Final = (HERMES, LLAMA, MISTRAL_LIST, MISTRAL_NAMED)
+TOOL_FORMATS: Final = (HERMES, MISTRAL_LIST, MISTRAL_NAMED, LLAMA)
+"""All that are known. Looked for in this order: LLAMA, whose calls need no opener, is the last."""

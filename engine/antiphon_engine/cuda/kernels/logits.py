@@ -1,7 +1,6 @@
-"""What is done with logits before and instead of drawing.
+"""The likeliest tokens of logits.
 
-Shape suffixes: B rows, G guided ones of them, V vocabulary, C chunks of it, W words of 32 token
-bits.
+Shape suffixes: B rows, V vocabulary, C chunks of it.
 """
 
 from dataclasses import dataclass
@@ -48,22 +47,6 @@ def argmax(logits_BV: Tensor, out_B: Tensor, *, workspace: ArgmaxWorkspace) -> N
     )
 
 
-def mask_rows(logits_BV: Tensor, rows_G: Tensor, words_GW: Tensor, *, floor: float) -> None:
-    """Launches the putting to `floor`, in place, of tokens that guided rows must not draw.
-
-    Args:
-        logits_BV: Contiguous.
-        rows_G: int32 or int64, each once; -1: none.
-        words_GW: int32, contiguous, a bit a token that is allowed; W * 32 may be more than V.
-        floor: What is never drawn.
-    """
-    size, num_words = logits_BV.shape[1], words_GW.shape[1]
-    assert num_words * 32 >= size
-    _mask_kernel[(rows_G.shape[0], cdiv(size, _CHUNK))](
-        logits_BV, rows_G, words_GW, size, num_words, floor, BLOCK=_CHUNK
-    )
-
-
 @jit
 def _chunk_kernel(logits, values, tokens, size, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
@@ -82,17 +65,3 @@ def _best_kernel(values, tokens, out, num_chunks, BLOCK: tl.constexpr):
     value = tl.load(values + row * num_chunks + chunk, mask=chunk < num_chunks, other=float("-inf"))
     _, index = tl.max(value, 0, return_indices=True)
     tl.store(out + row, tl.load(tokens + row * num_chunks + index))
-
-
-@jit(do_not_specialize_on_alignment=["rows", "words"])
-def _mask_kernel(logits, rows, words, size, num_words, floor, BLOCK: tl.constexpr):
-    guided = tl.program_id(0).to(tl.int64)
-    row = tl.load(rows + guided).to(tl.int64)
-    if row < 0:
-        return
-    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = token < size
-    word = tl.load(words + guided * num_words + token // 32, mask=mask, other=-1)
-    is_refused = ((word >> (token % 32)) & 1) == 0
-    place = logits + row * size + token
-    tl.store(place, tl.zeros([BLOCK], logits.dtype.element_ty) + floor, mask=mask & is_refused)

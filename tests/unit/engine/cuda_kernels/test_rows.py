@@ -1,13 +1,12 @@
 import torch
 from torch.nn import functional
 
-from antiphon_engine.cuda.kernels.logits import ArgmaxWorkspace, argmax, mask_rows
+from antiphon_engine.cuda.kernels.logits import ArgmaxWorkspace, argmax
 from antiphon_engine.cuda.kernels.rows import embed, gate, normalise
 from support import cuda_reference as reference
 
 SIZE = 96
 """No power of two."""
-FLOOR = -1e4
 
 
 def test_embeddings_are_gathered(device, dtype) -> None:
@@ -52,18 +51,3 @@ def test_argmax_is_the_first_of_the_largest(device) -> None:
     argmax(logits, out, workspace=workspace)
 
     assert out.tolist() == [8999, 17, 4095]
-
-
-def test_masks_put_refused_tokens_of_their_rows_to_the_floor(device) -> None:
-    size = 4500
-    logits = torch.randn(4, size, device=device)
-    words = torch.randint(-(2**31), 2**31 - 1, (3, 142), dtype=torch.int32, device=device)
-    rows = torch.tensor([3, -1, 1], device=device)
-    bits = (words[:, :, None] >> torch.arange(32, device=device)) & 1
-    wanted = logits.clone()
-    for guided, row in ((0, 3), (2, 1)):
-        wanted[row, bits[guided].flatten()[:size] == 0] = FLOOR
-
-    mask_rows(logits, rows, words, floor=FLOOR)
-
-    assert torch.equal(logits, wanted)
