@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
+from antiphon_cli.model_flags import add_model_flags, model_sets
 from antiphon_cli.outcome import FAILED, WRONG_USE, complain
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ examples:
 
 _WORKLOADS: Final = ("decode", "prefill", "mix", "sessions")
 _BATCH_SIZES: Final = (1, 8, 32, 128, 256)
-_CUDA_DEFAULTS: Final = ("engine.max_rows=512", "engine.max_step_tokens=8192")
-"""What a server on such a device would be set to; --set goes before it."""
+_CUDA_ROWS: Final = "engine.max_rows=512"
+"""As many as the mix has requests; all else is as a server on such a device has it."""
 _PLACES: Final = ("HOME", "XDG_CACHE_HOME", "ANTIPHON_MODEL__CACHE_DIR")
 """Variables that say where models are kept. No other is read: figures are told with the settings
 that made them."""
@@ -58,18 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="random weights in place of the checkpoint's: nothing but its shape is read",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the random weights (default 0)")
-    parser.add_argument("--device", metavar="DEVICE", default="cpu", help="cpu (default) or cuda")
-    parser.add_argument("--dtype", metavar="DTYPE", help="auto, bfloat16 or float32")
-    parser.add_argument(
-        "--quantization",
-        metavar="KIND",
-        help="how weights are kept: auto (as the model has them), none, int8, int4 or fp8 (cuda)",
-    )
-    parser.add_argument(
-        "--kv-cache-dtype",
-        metavar="DTYPE",
-        help="what the KV cache holds: auto (as --dtype), bfloat16 or float8_e4m3 (cuda)",
-    )
+    add_model_flags(parser)
     parser.add_argument(
         "--workloads",
         type=_names,
@@ -171,15 +161,8 @@ def _find(arguments: argparse.Namespace, cache_dir: Path, find_model: FindModel)
 
 
 def _sets(arguments: argparse.Namespace) -> list[str]:
-    sets = list(_CUDA_DEFAULTS) if arguments.device == "cuda" else []
-    sets.append(f"engine.device={arguments.device}")
-    if arguments.dtype is not None:
-        sets.append(f"engine.dtype={arguments.dtype}")
-    if arguments.quantization is not None:
-        sets.append(f"engine.quantization={arguments.quantization}")
-    if arguments.kv_cache_dtype is not None:
-        sets.append(f"engine.kv_cache_dtype={arguments.kv_cache_dtype}")
-    return sets + list(arguments.set)
+    rows = [_CUDA_ROWS] if arguments.device == "cuda" else []
+    return [*rows, *model_sets(arguments), *arguments.set]
 
 
 def _names(text: str) -> Sequence[str]:

@@ -8,6 +8,7 @@ from importlib import util
 from pathlib import Path
 from typing import Final
 
+from antiphon_cli.model_flags import add_model_flags, model_sets, sets_of
 from antiphon_cli.outcome import WRONG_USE, complain
 from antiphon_cli.standard_streams import let_go_of_broken
 
@@ -37,10 +38,6 @@ _SETTING_OF: Final = {
     "listen": "server.listen",
     "admin_listen": "server.admin_listen",
     "store": "store.path",
-    "device": "engine.device",
-    "dtype": "engine.dtype",
-    "quantization": "engine.quantization",
-    "kv_cache_dtype": "engine.kv_cache_dtype",
 }
 
 
@@ -64,18 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="the SQLite file of the sessions (default: in your state folder)",
     )
-    parser.add_argument("--device", metavar="DEVICE", help="cpu or cuda")
-    parser.add_argument("--dtype", metavar="DTYPE", help="auto, bfloat16 or float32")
-    parser.add_argument(
-        "--quantization",
-        metavar="KIND",
-        help="how weights are kept: auto (as the model has them), none, int8, int4 or fp8 (cuda)",
-    )
-    parser.add_argument(
-        "--kv-cache-dtype",
-        metavar="DTYPE",
-        help="what the KV cache holds: auto (as --dtype), bfloat16 or float8_e4m3 (cuda)",
-    )
+    add_model_flags(parser)
     parser.add_argument(
         "--insecure",
         action="store_true",
@@ -158,8 +144,7 @@ def _explain(name: str, values: Mapping[str, str]) -> int:
 
 def _sets(arguments: argparse.Namespace) -> list[str]:
     """Returns the flags as `section.key=value`, then those of --set."""
-    given = {key: getattr(arguments, flag) for flag, key in _SETTING_OF.items()}
-    sets = [f"{key}={value}" for key, value in given.items() if value is not None]
+    sets = [*sets_of(arguments, _SETTING_OF), *model_sets(arguments)]
     if arguments.insecure:
         sets.append("server.insecure=true")
     return sets + list(arguments.set)
