@@ -38,7 +38,7 @@ class FakeRenderer:
         tools: Sequence[Tool] = (),
         reasoning: bool | None = None,
     ) -> FakeRendered:
-        return self._render([BEGIN, *_ids(instructions)], items)
+        return self._render([BEGIN, *ids_of(instructions)], items)
 
     def render_continuation(
         self,
@@ -60,9 +60,10 @@ class FakeRenderer:
         for item in items:
             if item.message.text == REFUSED:
                 raise AntiphonError(ErrorReason.TEMPLATE_ERROR, "the template refuses it")
-            token_ids += [TURN, *_ids(item.message.text)]
+            token_ids += [TURN, *ids_of(item.message.text)]
         return FakeRendered("", [*token_ids, ANSWER])
 
 
-def _ids(text: str) -> list[int]:
+def ids_of(text: str) -> list[int]:
+    """Returns the ids of a text in a prompt, one for each character."""
     return [5 + ord(character) % 250 for character in text]

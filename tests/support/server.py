@@ -27,7 +27,7 @@ from support.fake_engine import FACTS, FakeEngine
 from support.tiny_tokenizers import save_byte_level_tokenizer
 from support.zygote import running_launcher
 
-_DETAIL_TYPES = (
+DETAIL_TYPES = (
     error_details_pb2.ErrorInfo,
     error_details_pb2.BadRequest,
     error_details_pb2.RetryInfo,
@@ -166,7 +166,7 @@ def details_of(error: grpc.aio.AioRpcError) -> Mapping[str, Message]:
     assert (status.code, status.message) == (error.code().value[0], error.details())
     found = {}
     for packed in status.details:
-        for kind in _DETAIL_TYPES:
+        for kind in DETAIL_TYPES:
             message = kind()
             if packed.Unpack(message):
                 found[kind.DESCRIPTOR.name] = message

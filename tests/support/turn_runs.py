@@ -51,10 +51,13 @@ class TurnRun:
         return self.prompt_ids + self.output_ids
 
 
-def greedy(max_output_tokens: int | None) -> GenerationConfig:
-    """Returns a config that shows all ids of prompt and output."""
+def greedy(max_output_tokens: int | None, *, seed: int | None = None) -> GenerationConfig:
+    """Returns a config that shows all ids of prompt and output.
+
+    A fake engine goes by the seed.
+    """
     return GenerationConfig(
-        sampling=SamplingParams(temperature=0),
+        sampling=SamplingParams(temperature=0, seed=seed),
         stop=StopConditions(max_output_tokens=max_output_tokens),
         output=OutputOptions(token_ids=True, prompt_token_ids=True),
     )
@@ -91,11 +94,21 @@ async def events_of_turn(server: SessionServer, session: str, start: StartTurn) 
     return [event async for event in call]
 
 
+def prompt_of(events: Sequence[TurnEvent]) -> list[int]:
+    """Returns the prompt's ids, where they are told."""
+    return [token_id for event in events for token_id in event.prompt_part.token_ids]
+
+
+def output_of(events: Sequence[TurnEvent]) -> list[int]:
+    """Returns the output's ids, where they are told."""
+    return [token_id for event in events for token_id in event.delta.token_ids]
+
+
 def read_run(events: Sequence[TurnEvent]) -> TurnRun:
     """Returns what a completed turn's events add up to; fails where they break a rule."""
     output = fold_turn(events)
     return TurnRun(
-        prompt_ids=[token_id for event in events for token_id in event.prompt_part.token_ids],
+        prompt_ids=prompt_of(events),
         output_ids=list(output.token_ids),
         text=output.text,
         finish_reason=output.finish_reason,

@@ -1,7 +1,7 @@
 """Chat templates of every kind that checkpoints bring, and checkpoints that bring none."""
 
 import json
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from antiphon_engine.api.link import EngineLink
 from support.answers import ask, ask_in_session
 from support.canary import Canary
 from support.engine_zygote import forked
+from support.failing import refused_call
 from support.real_server import scripted_engine, scripted_server
 from support.scripted_engine import Script
 from support.serve_command import serve_runner
@@ -93,19 +94,13 @@ def conversation(text: str = SAID) -> Prompt:
     return Prompt(conversation=Conversation(items=[Item(message=message)]))
 
 
-async def refusal_of(call: Awaitable[object]) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value
-
-
 async def refusals(server: RunningServer) -> list[grpc.aio.AioRpcError]:
     """Returns how every call fails that renders a conversation without a session."""
     request = GenerateRequest(prompt=conversation(), config=CONFIG)
     return [
-        await refusal_of(server.inference.Generate(request, timeout=LIMIT_S)),
-        await refusal_of(server.inference.StreamGenerate(request, timeout=LIMIT_S).read()),
-        await refusal_of(
+        await refused_call(server.inference.Generate(request, timeout=LIMIT_S)),
+        await refused_call(server.inference.StreamGenerate(request, timeout=LIMIT_S).read()),
+        await refused_call(
             server.tokenizer.RenderPrompt(
                 RenderPromptRequest(prompt=conversation()), timeout=LIMIT_S
             )
@@ -127,11 +122,11 @@ async def test_model_without_a_template_says_so_and_completes_text(
             failures = await refusals(server)
             create = CreateSessionRequest()
             failures.append(
-                await refusal_of(server.sessions.CreateSession(create, timeout=LIMIT_S))
+                await refused_call(server.sessions.CreateSession(create, timeout=LIMIT_S))
             )
             talk = server.sessions.Converse(timeout=LIMIT_S)
             await talk.write(ConverseRequest(open=OpenSession(create=create)))
-            failures.append(await refusal_of(talk.read()))
+            failures.append(await refused_call(talk.read()))
             told = await offers_chat(server)
             request = GenerateRequest(prompt=Prompt(text="The harbour lay"), config=CONFIG)
             answer = await ask(server, request)
@@ -219,7 +214,7 @@ async def test_endless_template_fails_its_request_alone(engine: EngineLink, tmp_
         # In one way: each takes the two seconds that it is given.
         request = GenerateRequest(prompt=conversation(), config=CONFIG)
         stream = server.inference.StreamGenerate(request, timeout=LIMIT_S)
-        failure = await refusal_of(stream.read())
+        failure = await refused_call(stream.read())
 
     check_template_errors([failure], "takes too long")
 

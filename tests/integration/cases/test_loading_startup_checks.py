@@ -5,7 +5,7 @@ Starts that fail are told apart from ones that lower a limit: those say so, and 
 
 import json
 import shutil
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -24,10 +24,11 @@ from antiphon.v1.session_pb2 import (
 from antiphon.v1.types_pb2 import ChatMessage, GenerationConfig, Item, Prompt, Role
 from google.protobuf.message import Message
 
-from support.engine_zygote import forked
-from support.serve_command import Command, Runner, serve_runner
+from support.failing import refused_call
+from support.serve_command import Command, Runner
 from support.server import RunningServer, details_of
 from support.tiny_checkpoints import CONTEXT_TOKENS, TinyModel, make_checkpoint
+from support.tiny_runner import tiny_runner
 from support.tiny_tokenizers import save_byte_level_tokenizer
 
 LIMIT_S = 60.0
@@ -35,10 +36,7 @@ LIMIT_S = 60.0
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
-    directory = tmp_path_factory.mktemp("served")
-    checkpoint = save_byte_level_tokenizer(make_checkpoint(directory / "tiny"))
-    engine_command = forked("antiphon_engine")
-    with serve_runner(directory, checkpoint, engine_command=engine_command) as made:
+    with tiny_runner(tmp_path_factory.mktemp("served")) as made:
         yield made
 
 
@@ -186,12 +184,6 @@ def message_item() -> Item:
     return Item(message=ChatMessage(role=Role.ROLE_USER, text="Hi"))
 
 
-async def refusal_of(call: Awaitable[object]) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value
-
-
 @pytest.mark.asyncio(loop_scope="session")
 async def test_option_that_the_server_does_not_know_is_refused_by_its_place(
     tiny: RunningServer,
@@ -203,18 +195,18 @@ async def test_option_that_the_server_does_not_know_is_refused_by_its_place(
 
     failures = {
         "config.1011": [
-            await refusal_of(tiny.inference.Generate(request, timeout=LIMIT_S)),
-            await refusal_of(tiny.inference.StreamGenerate(request, timeout=LIMIT_S).read()),
+            await refused_call(tiny.inference.Generate(request, timeout=LIMIT_S)),
+            await refused_call(tiny.inference.StreamGenerate(request, timeout=LIMIT_S).read()),
         ],
         "turn.config.1011": [
-            await refusal_of(
+            await refused_call(
                 tiny.sessions.RunTurn(
                     RunTurnRequest(session=session, turn=turn), timeout=LIMIT_S
                 ).read()
             )
         ],
         "1011": [
-            await refusal_of(
+            await refused_call(
                 tiny.sessions.CreateSession(
                     with_unknown_field(CreateSessionRequest()), timeout=LIMIT_S
                 )

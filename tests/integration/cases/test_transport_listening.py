@@ -11,10 +11,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from support.engine_zygote import forked
-from support.serve_command import Command, Runner, serve_runner
-from support.tiny_checkpoints import make_checkpoint
-from support.tiny_tokenizers import save_byte_level_tokenizer
+from support.serve_command import Command, Runner
+from support.tiny_runner import tiny_runner
 
 LIMIT_S = 60.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -47,10 +45,7 @@ class OverSocket:
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
-    directory = tmp_path_factory.mktemp("served")
-    checkpoint = save_byte_level_tokenizer(make_checkpoint(directory / "tiny"))
-    engine_command = forked("antiphon_engine")
-    with serve_runner(directory, checkpoint, engine_command=engine_command) as made:
+    with tiny_runner(tmp_path_factory.mktemp("served")) as made:
         yield made
 
 

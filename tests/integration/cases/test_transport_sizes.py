@@ -29,6 +29,7 @@ from antiphon.v1.types_pb2 import (
     Role,
 )
 
+from support.failing import refused_call
 from support.server import RunningServer, details_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -83,12 +84,6 @@ async def converse(server: RunningServer, text: str) -> None:
         pass
 
 
-async def refusal_of(call: Awaitable[object]) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value
-
-
 async def test_limit_is_told(tiny: RunningServer) -> None:
     model = await tiny.models.GetModel(GetModelRequest(name="models/tiny"), timeout=LIMIT_S)
 
@@ -101,7 +96,7 @@ async def test_message_over_the_limit_is_refused_with_both_sizes(
 ) -> None:
     size_bytes = 40_000_000
 
-    error = await refusal_of(send(tiny, text_of(size_bytes)))
+    error = await refused_call(send(tiny, text_of(size_bytes)))
 
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     received, limit = map(int, re.findall(r"\d+", error.details()))
@@ -116,7 +111,7 @@ async def test_message_over_the_limit_is_refused_with_both_sizes(
 async def test_prompt_under_the_limit_is_answered_for_what_it_is(
     tiny: RunningServer, send: Send, size_bytes: int
 ) -> None:
-    error = await refusal_of(send(tiny, text_of(size_bytes)))
+    error = await refused_call(send(tiny, text_of(size_bytes)))
 
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert details_of(error)["ErrorInfo"].reason == "CONTEXT_LENGTH_EXCEEDED"
@@ -132,7 +127,7 @@ async def test_large_schema_is_refused_for_its_size_by_name(
         config=GenerationConfig(constraint=Constraint(json_schema=schema)),
     )
 
-    error = await refusal_of(tiny.inference.Generate(request, timeout=LIMIT_S))
+    error = await refused_call(tiny.inference.Generate(request, timeout=LIMIT_S))
 
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "config.constraint.json_schema" in error.details()
@@ -144,7 +139,7 @@ async def test_history_of_more_than_a_message_comes_in_pages(tiny: RunningServer
     texts = [f"{number} {text_of(900_000)}" for number in range(5)]
     for text in texts:
         # Too long for the model, and listed nevertheless.
-        await refusal_of(run_turn_of(tiny, session, text))
+        await refused_call(run_turn_of(tiny, session, text))
     found, page_token = [], ""
 
     while True:

@@ -16,12 +16,10 @@ from antiphon.v1.session_pb2 import (
 from antiphon.v1.session_pb2_grpc import SessionServiceStub
 from antiphon.v1.types_pb2 import FinishReason, GenerationConfig, SamplingParams, StopConditions
 
-from support.engine_zygote import forked
-from support.serve_command import Runner, serve_runner
+from support.serve_command import Runner
 from support.server import details_of
 from support.session_rows import user
-from support.tiny_checkpoints import make_checkpoint
-from support.tiny_tokenizers import save_byte_level_tokenizer
+from support.tiny_runner import tiny_runner
 
 TURN = StartTurn(
     turn_id="t",
@@ -38,8 +36,7 @@ SLOW = ("--set", "engine.fault_delay_commit_ms=100")
 
 @pytest.fixture
 def runner(tmp_path: Path) -> Iterator[Runner]:
-    checkpoint = save_byte_level_tokenizer(make_checkpoint(tmp_path / "tiny"))
-    with serve_runner(tmp_path, checkpoint, engine_command=forked("antiphon_engine")) as made:
+    with tiny_runner(tmp_path) as made:
         yield made
 
 

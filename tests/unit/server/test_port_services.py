@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from antiphon_server.app import Server
 from antiphon_server.model_loading import load_text_side, served_model
+from support.failing import refused_call
 from support.fake_engine import FakeEngine
 from support.server import INFO, details_of, loopback_config
 from support.tiny_tokenizers import save_byte_level_tokenizer
@@ -42,12 +43,6 @@ async def admin_channel(server):
         yield channel
 
 
-async def refusal_of(call) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await call
-    return refused.value
-
-
 async def test_health_is_told_while_the_model_loads_and_once_it_is_there(
     server, channel, admin_channel, tmp_path
 ):
@@ -68,10 +63,10 @@ async def test_calls_of_every_kind_are_told_to_come_again(channel, admin_channel
     request = inference_pb2.GenerateRequest()
 
     refusals = [
-        await refusal_of(inference.Generate(request)),
-        await refusal_of(inference.StreamGenerate(request).read()),
-        await refusal_of(sessions.Converse(iter([session_pb2.ConverseRequest()])).read()),
-        await refusal_of(admin.GetServerInfo(admin_pb2.GetServerInfoRequest())),
+        await refused_call(inference.Generate(request)),
+        await refused_call(inference.StreamGenerate(request).read()),
+        await refused_call(sessions.Converse(iter([session_pb2.ConverseRequest()])).read()),
+        await refused_call(admin.GetServerInfo(admin_pb2.GetServerInfoRequest())),
     ]
 
     for refusal in refusals:
@@ -83,7 +78,7 @@ async def test_calls_of_every_kind_are_told_to_come_again(channel, admin_channel
 
 async def test_the_same_connection_is_served_once_the_model_is_there(server, channel, tmp_path):
     sessions = session_pb2_grpc.SessionServiceStub(channel)
-    await refusal_of(sessions.CreateSession(session_pb2.CreateSessionRequest()))
+    await refused_call(sessions.CreateSession(session_pb2.CreateSessionRequest()))
 
     await open_with_model(server, tmp_path)
 
@@ -94,7 +89,7 @@ async def test_the_same_connection_is_served_once_the_model_is_there(server, cha
 async def test_a_method_that_no_service_has_is_unimplemented_as_ever(channel):
     unknown = channel.unary_unary("/antiphon.v2.InferenceService/Generate")
 
-    refusal = await refusal_of(unknown(b""))
+    refusal = await refused_call(unknown(b""))
 
     assert refusal.code() is grpc.StatusCode.UNIMPLEMENTED
 

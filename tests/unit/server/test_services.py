@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from antiphon_engine.api.handle import EngineState
 from antiphon_server.services.admin import MAX_WATCHERS
+from support.failing import refused_call
 from support.fake_engine import FakeEngine
 from support.server import RunningServer, details_of, running_server
 
@@ -20,12 +21,6 @@ from support.server import RunningServer, details_of, running_server
 async def running(tmp_path: Path) -> AsyncIterator[RunningServer]:
     async with running_server(tmp_path) as server:
         yield server
-
-
-async def refused(call: object) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value
 
 
 async def until_submitted(engine: FakeEngine) -> None:
@@ -44,7 +39,7 @@ async def test_model_is_told_by_name_and_in_the_list(running: RunningServer) -> 
 
 @pytest.mark.parametrize("name", ["models/other", "tiny", "models/" + "x" * 10_000])
 async def test_model_that_is_not_served_is_not_found(running: RunningServer, name: str) -> None:
-    error = await refused(running.models.GetModel(model_pb2.GetModelRequest(name=name)))
+    error = await refused_call(running.models.GetModel(model_pb2.GetModelRequest(name=name)))
 
     assert error.code() is grpc.StatusCode.NOT_FOUND
     resource = details_of(error)["ResourceInfo"]
@@ -62,7 +57,7 @@ async def test_model_that_is_not_served_is_not_found(running: RunningServer, nam
 async def test_bad_page_is_refused_by_field(
     running: RunningServer, request_: model_pb2.ListModelsRequest, field: str
 ) -> None:
-    error = await refused(running.models.ListModels(request_))
+    error = await refused_call(running.models.ListModels(request_))
 
     assert details_of(error)["BadRequest"].field_violations[0].field == field
 
@@ -89,7 +84,7 @@ async def test_special_tokens_are_read_only_where_allowed(running: RunningServer
 
 
 async def test_token_beyond_the_vocabulary_is_refused_by_its_place(running: RunningServer) -> None:
-    error = await refused(
+    error = await refused_call(
         running.tokenizer.Detokenize(model_pb2.DetokenizeRequest(token_ids=[5, 1024, 7]))
     )
 
@@ -129,7 +124,7 @@ async def test_text_that_no_message_holds_is_refused_before_it_is_sent(
     length = len(token_bytes(longest))
     token_ids = [longest] * ((3 << 20) // length + 1)
 
-    error = await refused(
+    error = await refused_call(
         running.tokenizer.Detokenize(model_pb2.DetokenizeRequest(token_ids=token_ids))
     )
 
@@ -192,7 +187,7 @@ async def test_watchers_of_the_stats_are_bounded_and_leave_their_places(
     for watch in watches:
         await watch.read()
 
-    error = await refused(
+    error = await refused_call(
         running.admin.WatchEngineStats(admin_pb2.WatchEngineStatsRequest()).read()
     )
     for watch in watches:
@@ -214,7 +209,7 @@ async def test_too_short_interval_is_refused_by_field(
 ) -> None:
     watch = running.admin.WatchEngineStats(admin_pb2.WatchEngineStatsRequest(interval=interval))
 
-    error = await refused(watch.read())
+    error = await refused_call(watch.read())
 
     assert details_of(error)["BadRequest"].field_violations[0].field == "interval"
 
@@ -237,7 +232,7 @@ async def test_admin_answers_while_the_server_drains(running: RunningServer) -> 
     await running.server.draining.drain(0)
 
     info = await running.admin.GetServerInfo(admin_pb2.GetServerInfoRequest())
-    error = await refused(running.models.ListModels(model_pb2.ListModelsRequest()))
+    error = await refused_call(running.models.ListModels(model_pb2.ListModelsRequest()))
 
     assert info.draining
     assert details_of(error)["ErrorInfo"].reason == "DRAINING"
@@ -247,7 +242,7 @@ async def test_dead_engine_is_told_by_calls_and_health(running: RunningServer) -
     assert isinstance(running.engine, FakeEngine)
     running.engine.set_state(EngineState.DOWN)
 
-    error = await refused(running.admin.GetEngineStats(admin_pb2.GetEngineStatsRequest()))
+    error = await refused_call(running.admin.GetEngineStats(admin_pb2.GetEngineStatsRequest()))
 
     assert details_of(error)["ErrorInfo"].reason == "ENGINE_DOWN"
     assert not running.server.supervision.serving
@@ -279,8 +274,8 @@ async def test_message_over_the_bound_is_refused_with_both_sizes(tmp_path: Path)
     async with running_server(tmp_path, settings=["server.max_message_bytes=128KiB"]) as running:
         request = inference_pb2.GenerateRequest(prompt=types_pb2.Prompt(text="x" * (256 << 10)))
 
-        error = await refused(running.inference.Generate(request))
-        under = await refused(
+        error = await refused_call(running.inference.Generate(request))
+        under = await refused_call(
             running.inference.Generate(
                 inference_pb2.GenerateRequest(prompt=types_pb2.Prompt(text="x y" * 30_000))
             )
@@ -326,7 +321,7 @@ async def test_running_call_is_cut_off_at_the_limit(tmp_path: Path) -> None:
         num_cut_off = await running.server.close(0.05)
 
         assert num_cut_off == 1
-        assert (await refused(call)).code() in (
+        assert (await refused_call(call)).code() in (
             grpc.StatusCode.UNAVAILABLE,
             grpc.StatusCode.CANCELLED,
         )
@@ -372,7 +367,7 @@ async def test_idle_stream_is_sent_away_and_does_not_hold_up_the_end(tmp_path: P
 
         closing = asyncio.create_task(running.server.close(60))
         told = await stream.read()
-        error = await refused(stream.read())
+        error = await refused_call(stream.read())
 
         assert opened.HasField("opened")
         assert told.go_away.reason == types_pb2.GoAway.REASON_DRAINING

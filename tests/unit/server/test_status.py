@@ -5,22 +5,13 @@ import grpc
 import pytest
 from antiphon.v1 import types_pb2
 from google.protobuf.message import Message
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import status_pb2
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, FieldViolation, InvalidRequest
 from antiphon_server.status import CODES, DOMAIN, MAX_DETAILS_BYTES, to_failure, to_rpc_status
+from support.server import DETAIL_TYPES
 
 CONTRACT = Path(__file__).parents[3] / "protos/antiphon/v1/types.proto"
-
-DETAIL_TYPES = (
-    error_details_pb2.ErrorInfo,
-    error_details_pb2.BadRequest,
-    error_details_pb2.RetryInfo,
-    error_details_pb2.RequestInfo,
-    error_details_pb2.ResourceInfo,
-    error_details_pb2.QuotaFailure,
-    error_details_pb2.PreconditionFailure,
-)
 
 
 def details(status: status_pb2.Status) -> dict[str, Message]:

@@ -9,17 +9,12 @@ import pytest
 from antiphon.v1.session_pb2 import CreateSessionRequest, Session
 from google.protobuf.duration_pb2 import Duration
 
-from antiphon_engine.api.errors import AntiphonError, ErrorReason, StartupError
+from antiphon_engine.api.errors import ErrorReason, StartupError
+from support.failing import refused
 from support.server import running_server
 from support.session_bench import KEY, SessionBench, eventually
 
 ROT = b"\xff\xff\xff\xff"
-
-
-async def refused(awaitable) -> AntiphonError:
-    with pytest.raises(AntiphonError) as caught:
-        await awaitable
-    return caught.value
 
 
 async def test_a_damaged_turn_is_told_in_one_line_at_the_start(tmp_path: Path):

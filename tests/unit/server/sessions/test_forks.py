@@ -17,11 +17,12 @@ from antiphon.v1.session_pb2 import (
 from antiphon.v1.types_pb2 import GenerationConfig, StopConditions
 from google.protobuf.duration_pb2 import Duration
 
-from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_engine.api.errors import ErrorReason
 from antiphon_server.access.quota_limits import QuotaLimits
 from antiphon_server.sessions.cache_hints import number_of
 from antiphon_server.sessions.limits import SessionLimits
 from antiphon_server.sessions.listing import list_turns
+from support.failing import refused
 from support.session_bench import (
     FORK,
     KEY,
@@ -34,12 +35,6 @@ from support.session_bench import (
 )
 
 REQUEST_ID = str(uuid.UUID(int=7))
-
-
-async def refused(awaitable) -> AntiphonError:
-    with pytest.raises(AntiphonError) as caught:
-        await awaitable
-    return caught.value
 
 
 async def three_turns(bench: SessionBench, **values: object) -> None:

@@ -16,12 +16,13 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_engine.api.errors import ErrorReason
 from antiphon_server.access.quota_limits import QuotaLimits
 from antiphon_server.sessions.limits import SessionLimits
 from antiphon_server.sessions.listing import list_sessions
 from antiphon_server.sessions.records import SessionKey
 from antiphon_server.sessions.times import to_ns
+from support.failing import refused
 from support.session_bench import KEY, BenchSpec, SessionBench, eventually, session_bench
 from support.session_rows import completed_row, session_row, turn_row, user
 
@@ -30,12 +31,6 @@ DAY_S = 86400
 
 def mask(*paths: str) -> FieldMask:
     return FieldMask(paths=paths)
-
-
-async def refused(awaitable) -> AntiphonError:
-    with pytest.raises(AntiphonError) as caught:
-        await awaitable
-    return caught.value
 
 
 async def test_a_session_is_told_as_it_was_made(bench: SessionBench):

@@ -6,7 +6,8 @@ import uuid
 import pytest
 from antiphon.v1.session_pb2 import HistoryPoint, RewindSessionRequest, Turn
 
-from antiphon_engine.api.errors import AntiphonError, ErrorReason, InvalidRequest
+from antiphon_engine.api.errors import ErrorReason, InvalidRequest
+from support.failing import refused
 from support.session_bench import (
     KEY,
     BenchSpec,
@@ -23,12 +24,6 @@ REQUEST_ID = str(uuid.UUID(int=7))
 
 def behind(turn_id: str) -> HistoryPoint:
     return HistoryPoint(turn=KEY.turn_name(turn_id))
-
-
-async def refused(awaitable) -> AntiphonError:
-    with pytest.raises(AntiphonError) as caught:
-        await awaitable
-    return caught.value
 
 
 async def three_turns(bench: SessionBench) -> None:

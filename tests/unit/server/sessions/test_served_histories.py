@@ -10,7 +10,6 @@ from antiphon.v1.session_pb2 import (
     HISTORY_POLICY_RERENDER,
     CreateSessionRequest,
     ListTurnsRequest,
-    RunTurnRequest,
     Session,
     StartTurn,
     TurnEvent,
@@ -20,12 +19,8 @@ from antiphon.v1.types_pb2 import (
     ROLE_SYSTEM,
     ChatMessage,
     Conversation,
-    GenerationConfig,
     Item,
-    OutputOptions,
     Prompt,
-    SamplingParams,
-    StopConditions,
     ToolResult,
 )
 
@@ -34,6 +29,7 @@ from support.server import RunningServer, details_of, running_server
 from support.session_bench import check_turn_events, text_of
 from support.session_rows import user
 from support.tiny_tokenizers import save_byte_level_tokenizer
+from support.turn_runs import events_of_turn, greedy, output_of, prompt_of
 
 THINKING_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -51,31 +47,16 @@ ALTERNATING_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-
-def config(max_tokens: int = 6) -> GenerationConfig:
-    return GenerationConfig(
-        sampling=SamplingParams(temperature=0, seed=1),
-        stop=StopConditions(max_output_tokens=max_tokens),
-        output=OutputOptions(token_ids=True, prompt_token_ids=True),
-    )
+CONFIG = greedy(6, seed=1)
 
 
 async def run(
     server: RunningServer, name: str, items: Sequence[Item], turn_id: str = ""
 ) -> list[TurnEvent]:
-    start = StartTurn(turn_id=turn_id, items=items, config=config())
-    call = server.sessions.RunTurn(RunTurnRequest(session=name, turn=start))
-    events = [event async for event in call]
+    start = StartTurn(turn_id=turn_id, items=items, config=CONFIG)
+    events = await events_of_turn(server, name, start)
     check_turn_events(events)
     return events
-
-
-def prompt_of(events: Sequence[TurnEvent]) -> list[int]:
-    return [token_id for event in events for token_id in event.prompt_part.token_ids]
-
-
-def output_of(events: Sequence[TurnEvent]) -> list[int]:
-    return [token_id for event in events for token_id in event.delta.token_ids]
 
 
 def said(role: int, text: str) -> Item:
@@ -84,7 +65,7 @@ def said(role: int, text: str) -> Item:
 
 async def stateless(server: RunningServer, prompt_ids: Sequence[int]) -> list[int]:
     """What a caller without a session gets for the same ids."""
-    request = GenerateRequest(prompt=Prompt(token_ids={"ids": prompt_ids}), config=config())
+    request = GenerateRequest(prompt=Prompt(token_ids={"ids": prompt_ids}), config=CONFIG)
     return list((await server.inference.Generate(request)).outputs[0].token_ids)
 
 
@@ -127,7 +108,7 @@ async def test_a_template_that_tells_the_past_differently_is_followed_where_all_
             items.append(user(text))
             events = await run(server, session.name, items[-1:])
             whole = Prompt(conversation=Conversation(items=items))
-            answer = await server.inference.Generate(GenerateRequest(prompt=whole, config=config()))
+            answer = await server.inference.Generate(GenerateRequest(prompt=whole, config=CONFIG))
             assert prompt_of(events) == list(answer.prompt_token_ids)
             assert text_of(events) == answer.outputs[0].text
             items.append(said(ROLE_ASSISTANT, text_of(events)))

@@ -1,6 +1,5 @@
 import asyncio
 
-import pytest
 from antiphon.v1.session_pb2 import (
     CreateSessionRequest,
     ListSessionsRequest,
@@ -8,16 +7,10 @@ from antiphon.v1.session_pb2 import (
     Turn,
 )
 
-from antiphon_engine.api.errors import AntiphonError
 from antiphon_server.sessions.listing import list_sessions, list_turns
 from antiphon_server.sessions.records import TurnQuery
+from support.failing import refused
 from support.session_bench import KEY, SessionBench, eventually
-
-
-async def refused(awaitable) -> AntiphonError:
-    with pytest.raises(AntiphonError) as caught:
-        await awaitable
-    return caught.value
 
 
 async def test_sessions_are_paged(bench: SessionBench):

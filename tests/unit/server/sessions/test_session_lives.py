@@ -12,13 +12,8 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_server.sessions.limits import SessionLimits
 from antiphon_server.sessions.times import NS_PER_S, to_timestamp
+from support.failing import refused
 from support.session_bench import KEY, BenchSpec, SessionBench, session_bench
-
-
-async def refused(awaitable) -> AntiphonError:
-    with pytest.raises(AntiphonError) as caught:
-        await awaitable
-    return caught.value
 
 
 async def test_callers_who_wait_for_a_session_together_all_get_it(spec: BenchSpec):

@@ -25,31 +25,21 @@ from antiphon.v1.session_pb2 import (
 from antiphon.v1.types_pb2 import (
     GenerationConfig,
     Item,
-    OutputOptions,
-    SamplingParams,
-    StopConditions,
 )
 
 from support.fake_engine import FakeEngine
 from support.server import RunningServer, details_of, running_server
 from support.session_bench import check_turn_events, generate_frame, text_of, turn_events
 from support.session_rows import user
+from support.turn_runs import events_of_turn, greedy, output_of, prompt_of
 
 ENDS_WITHIN_S = 10.0
 """How soon a call ends behind its last answer; far more than it takes, since machines differ."""
 
 
-def config(max_tokens: int = 6) -> GenerationConfig:
-    return GenerationConfig(
-        sampling=SamplingParams(temperature=0, seed=1),
-        stop=StopConditions(max_output_tokens=max_tokens),
-        output=OutputOptions(token_ids=True, prompt_token_ids=True),
-    )
-
-
 def endless(max_tokens: int) -> GenerationConfig:
     """A config under which no drawn token ends the answer early."""
-    long = config(max_tokens)
+    long = greedy(max_tokens, seed=1)
     long.stop.ignore_eos = True
     return long
 
@@ -57,19 +47,10 @@ def endless(max_tokens: int) -> GenerationConfig:
 async def run(
     server: RunningServer, name: str, items: Sequence[Item], turn_id: str = ""
 ) -> list[TurnEvent]:
-    start = StartTurn(turn_id=turn_id, items=items, config=config())
-    call = server.sessions.RunTurn(RunTurnRequest(session=name, turn=start))
-    events = [event async for event in call]
+    start = StartTurn(turn_id=turn_id, items=items, config=greedy(6, seed=1))
+    events = await events_of_turn(server, name, start)
     check_turn_events(events)
     return events
-
-
-def prompt_of(events: Sequence[TurnEvent]) -> list[int]:
-    return [token_id for event in events for token_id in event.prompt_part.token_ids]
-
-
-def output_of(events: Sequence[TurnEvent]) -> list[int]:
-    return [token_id for event in events for token_id in event.delta.token_ids]
 
 
 async def opened(server: RunningServer, *frames: ConverseRequest):

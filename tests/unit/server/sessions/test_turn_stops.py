@@ -1,6 +1,5 @@
 import asyncio
 
-import pytest
 from antiphon.v1.session_pb2 import (
     StartTurn,
     Turn,
@@ -11,22 +10,14 @@ from antiphon.v1.types_pb2 import (
 from google.protobuf.duration_pb2 import Duration
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from support.failing import refused
+from support.fake_renderer import ids_of
 from support.session_bench import (
     KEY,
     SessionBench,
     eventually,
     text_of,
 )
-
-
-def ids(text: str) -> list[int]:
-    return [5 + ord(character) % 250 for character in text]
-
-
-async def refused(awaitable) -> AntiphonError:
-    with pytest.raises(AntiphonError) as caught:
-        await awaitable
-    return caught.value
 
 
 async def test_a_cancelled_turn_keeps_what_it_has(bench: SessionBench):
@@ -110,7 +101,7 @@ async def test_turns_queue_in_order_up_to_the_bound(bench: SessionBench):
     assert busy.metadata["turn"] == "sessions/a/turns/t0"
     assert queued.state == Turn.STATE_QUEUED
     assert [events[0].accepted.num_before for events in told] == [0, 1, 2, 3]
-    assert [prompt[-2] for prompt in bench.prompts] == ids("0123")
+    assert [prompt[-2] for prompt in bench.prompts] == ids_of("0123")
 
 
 async def test_a_queued_turn_that_is_cancelled_ends_at_once(bench: SessionBench):

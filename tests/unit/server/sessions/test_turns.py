@@ -22,11 +22,12 @@ from antiphon.v1.types_pb2 import (
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.empty_pb2 import Empty
 
-from antiphon_engine.api.errors import AntiphonError, ErrorReason
+from antiphon_engine.api.errors import ErrorReason
 from antiphon_server.sessions.listing import list_turns
 from antiphon_server.sessions.turn_request import Frame, read_start_turn
+from support.failing import refused
 from support.fake_engine import FACTS, FakeEngine, fixed_ids
-from support.fake_renderer import ANSWER, BEGIN, NEXT, REFUSED, TURN, FakeRenderer
+from support.fake_renderer import ANSWER, BEGIN, NEXT, REFUSED, TURN, FakeRenderer, ids_of
 from support.session_bench import (
     KEY,
     BenchSpec,
@@ -37,16 +38,6 @@ from support.session_bench import (
     text_of,
 )
 from support.session_rows import user
-
-
-def ids(text: str) -> list[int]:
-    return [5 + ord(character) % 250 for character in text]
-
-
-async def refused(awaitable) -> AntiphonError:
-    with pytest.raises(AntiphonError) as caught:
-        await awaitable
-    return caught.value
 
 
 async def test_a_turn_is_told_whole_and_kept(bench: SessionBench):
@@ -77,9 +68,9 @@ async def test_ids_are_kept_and_only_what_is_new_is_rendered(bench: SessionBench
         await bench.run("hi", f"t{number}")
 
     prompts, outputs = bench.prompts, bench.outputs
-    assert prompts[0] == [BEGIN, *ids("be"), TURN, *ids("hi"), ANSWER]
+    assert prompts[0] == [BEGIN, *ids_of("be"), TURN, *ids_of("hi"), ANSWER]
     for number in (1, 2):
-        new = [NEXT, TURN, *ids("hi"), ANSWER]
+        new = [NEXT, TURN, *ids_of("hi"), ANSWER]
         assert prompts[number] == prompts[number - 1] + outputs[number - 1] + new
     residency = (await bench.session()).residency
     assert residency.context_tokens == len(prompts[2]) + len(outputs[2])
@@ -100,9 +91,9 @@ async def test_a_change_of_instructions_renders_the_head_anew_and_keeps_the_rest
     await bench.run("last")
 
     first, second, third = bench.prompts
-    head = [BEGIN, *ids("changed"), TURN, *ids("hi"), ANSWER]
-    assert second == head + bench.outputs[0] + [NEXT, TURN, *ids("more"), ANSWER]
-    assert third == second + bench.outputs[1] + [NEXT, TURN, *ids("last"), ANSWER]
+    head = [BEGIN, *ids_of("changed"), TURN, *ids_of("hi"), ANSWER]
+    assert second == head + bench.outputs[0] + [NEXT, TURN, *ids_of("more"), ANSWER]
+    assert third == second + bench.outputs[1] + [NEXT, TURN, *ids_of("last"), ANSWER]
     assert first != second[: len(first)]
 
 
@@ -129,9 +120,9 @@ async def test_appended_items_enter_the_next_prompt(bench: SessionBench):
     await bench.run("four")
 
     assert [event.WhichOneof("event") for event in appended] == ["accepted", "completed"]
-    first = [BEGIN, TURN, *ids("zero"), TURN, *ids("one"), TURN, *ids("two"), ANSWER]
+    first = [BEGIN, TURN, *ids_of("zero"), TURN, *ids_of("one"), TURN, *ids_of("two"), ANSWER]
     assert bench.prompts[0] == first
-    new = [NEXT, TURN, *ids("three"), TURN, *ids("four"), ANSWER]
+    new = [NEXT, TURN, *ids_of("three"), TURN, *ids_of("four"), ANSWER]
     assert bench.prompts[1] == first + bench.outputs[0] + new
     assert (await bench.session()).num_turns == 6
 
@@ -161,7 +152,7 @@ async def test_a_restart_keeps_turns_and_ids_and_the_next_turn_goes_on(spec: Ben
         await bench.run("more", "t2")
 
         assert kept == turns
-        new = [NEXT, TURN, *ids("and"), TURN, *ids("more"), ANSWER]
+        new = [NEXT, TURN, *ids_of("and"), TURN, *ids_of("more"), ANSWER]
         assert bench.prompts == [context + new]
         assert (await bench.turn("t2")).parent_turn == "sessions/a/turns/a1"
 
@@ -184,7 +175,7 @@ async def test_a_refused_template_fails_the_turn_and_leaves_the_session_as_befor
         before.num_turns,
         before.etag,
     )
-    new = [NEXT, TURN, *ids("legal"), ANSWER]
+    new = [NEXT, TURN, *ids_of("legal"), ANSWER]
     assert bench.prompts[1] == bench.prompts[0] + bench.outputs[0] + new
 
 

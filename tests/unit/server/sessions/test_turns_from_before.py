@@ -18,6 +18,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_server.sessions.listing import list_turns
+from support.failing import refused
 from support.fake_engine import FakeEngine, fixed_ids
 from support.session_bench import (
     KEY,
@@ -39,12 +40,6 @@ def behind(turn_id: str) -> HistoryPoint:
 
 def go_on(turn_id: str = "", **values: object) -> StartTurn:
     return start_turn("", turn_id, continue_answer=True, **values)
-
-
-async def refused(awaitable) -> AntiphonError:
-    with pytest.raises(AntiphonError) as caught:
-        await awaitable
-    return caught.value
 
 
 async def states(bench: SessionBench) -> dict[str, int]:

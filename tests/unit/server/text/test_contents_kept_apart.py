@@ -2,13 +2,7 @@ import json
 
 import pytest
 from antiphon.v1.types_pb2 import (
-    ROLE_ASSISTANT,
-    ROLE_USER,
-    ChatMessage,
-    Item,
     Tool,
-    ToolCall,
-    ToolResult,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,31 +10,8 @@ from hypothesis import strategies as st
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_server.text.content_marks import ContentMarks
 from support import chat_templates
-
-TOOLS = (
-    Tool(
-        name="look_up",
-        description="finds <things> & é",
-        parameters_json_schema='{"type": "object", "properties": {"q": {"type": "string"}}}',
-    ),
-    Tool(name="now"),
-)
-
-
-def user(text: str) -> Item:
-    return Item(message=ChatMessage(role=ROLE_USER, text=text))
-
-
-def assistant(text: str, reasoning: str = "") -> Item:
-    return Item(message=ChatMessage(role=ROLE_ASSISTANT, text=text, reasoning=reasoning))
-
-
-def call(call_id: str, arguments: str = "{}", name: str = "look_up") -> Item:
-    return Item(tool_call=ToolCall(call_id=call_id, tool_name=name, arguments_json=arguments))
-
-
-def result(call_id: str, text: str) -> Item:
-    return Item(tool_result=ToolResult(call_id=call_id, text=text))
+from support.prompt_items import assistant, call, result
+from support.session_rows import user
 
 
 def _controls(pair, token_ids) -> list[int]:

@@ -1,30 +1,16 @@
 import pytest
 from antiphon.v1.types_pb2 import (
-    ROLE_ASSISTANT,
-    ROLE_USER,
-    ChatMessage,
     Item,
     Tool,
     ToolCall,
-    ToolResult,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from support import chat_templates
-
-
-def user(text: str) -> Item:
-    return Item(message=ChatMessage(role=ROLE_USER, text=text))
-
-
-def assistant(text: str) -> Item:
-    return Item(message=ChatMessage(role=ROLE_ASSISTANT, text=text))
-
-
-def result(call_id: str, text: str) -> Item:
-    return Item(tool_result=ToolResult(call_id=call_id, text=text))
+from support.prompt_items import assistant, result
+from support.session_rows import user
 
 
 def _id(pair, token: str) -> int:

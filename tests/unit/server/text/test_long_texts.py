@@ -1,11 +1,11 @@
 import pytest
-from antiphon.v1.types_pb2 import ROLE_USER, ChatMessage, Item
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_server.text.chat_template import ChatTemplate
 from antiphon_server.text.prompt_renderer import PromptRenderer
 from antiphon_server.text.tokenizer import Tokenizer
 from support import chat_templates
+from support.session_rows import user
 from support.tiny_tokenizers import save_byte_level_tokenizer
 
 CONTEXT_TOKENS = 64
@@ -20,10 +20,6 @@ def tokenizer(tmp_path):
 def renderer(tokenizer):
     template = ChatTemplate({"default": chat_templates.CHATML_WITH_TOOLS})
     return PromptRenderer(tokenizer, template, max_tokens=CONTEXT_TOKENS)
-
-
-def user(text: str) -> Item:
-    return Item(message=ChatMessage(role=ROLE_USER, text=text))
 
 
 def refusal_of(render) -> AntiphonError:

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon_server.text.detokenizer import MAX_HELD_RUN_BYTES
-from antiphon_server.text.output_text import OutputText, Piece, TextSpec
+from antiphon_server.text.output_text import OutputText, TextSpec
+from support.output_reading import read_output
 
 TEXTS = (
     "crème brûlée, déjà",
@@ -29,18 +30,6 @@ def _output(pair, *, stops=(), include=False, show=False, prompt=()) -> OutputTe
     return OutputText(pair.ours, spec)
 
 
-def _read(output: OutputText, ids, cuts=(1,)) -> list[Piece]:
-    """Pushes the ids in parts of the sizes given, over and over; finishes if nothing stops it."""
-    pieces, position, turn = [], 0, 0
-    while position < len(ids):
-        size = cuts[turn % len(cuts)]
-        pieces += output.push(ids[position : position + size])
-        position, turn = position + size, turn + 1
-        if pieces[-1].stop:
-            return pieces
-    return [*pieces, *output.finish()]
-
-
 def _text(pieces) -> str:
     return "".join(piece.text for piece in pieces)
 
@@ -62,7 +51,7 @@ def test_plain_text_is_the_same_whichever_way_it_is_pushed(pairs, data, cuts):
         position, turn = position + size, turn + 1
     rest = plain.finish()
 
-    usual = _read(_output(pair), ids, cuts)
+    usual = read_output(_output(pair), ids, cuts)
     assert "".join(pieces) + _text(rest) == _text(usual)
     assert pieces == [piece.text for piece in usual[: len(pieces)]]
     assert rest[-1].num_tokens == usual[-1].num_tokens
@@ -73,7 +62,7 @@ def test_plain_text_is_the_same_whichever_way_it_is_pushed(pairs, data, cuts):
 def test_no_piece_shows_half_a_character(pair, text, cuts):
     shown = unicodedata.normalize("NFC", text) if pair.name == "byte_level" else text
 
-    pieces = _read(_output(pair), _ids(pair, text), cuts)
+    pieces = read_output(_output(pair), _ids(pair, text), cuts)
 
     assert _text(pieces) == shown
     assert not any("\ufffd" in piece.text for piece in pieces)
@@ -91,7 +80,7 @@ def test_pieces_join_to_the_full_decode_of_transformers(pairs, data):
     cuts = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
     show = data.draw(st.booleans())
 
-    pieces = _read(_output(pair, show=show), ids, cuts)
+    pieces = read_output(_output(pair, show=show), ids, cuts)
 
     assert _text(pieces) == pair.reference.decode(ids, skip_special_tokens=not show)
     assert _text(pieces) == pair.ours.decode(ids, skip_special_tokens=not show)
@@ -108,7 +97,9 @@ def test_long_runs_of_bytes_do_not_depend_on_how_they_are_cut(pairs, data, cuts)
     first = pair.reference.convert_tokens_to_ids("<0x00>")
     ids = [first + byte for byte in data]
 
-    assert _text(_read(_output(pair), ids, cuts)) == pair.ours.decode(ids, skip_special_tokens=True)
+    assert _text(read_output(_output(pair), ids, cuts)) == pair.ours.decode(
+        ids, skip_special_tokens=True
+    )
 
 
 def test_a_long_run_of_bytes_is_shown_before_it_ends(byte_fallback):
@@ -125,7 +116,7 @@ def test_a_long_run_of_bytes_is_shown_before_it_ends(byte_fallback):
 def test_a_character_that_stays_incomplete_is_told_as_broken_at_the_end(pair):
     ids = _ids(pair, "fine 東")[:-1]
 
-    pieces = _read(_output(pair), ids)
+    pieces = read_output(_output(pair), ids)
 
     assert _text(pieces) == pair.reference.decode(ids)
     assert "\ufffd" in pieces[-1].text
@@ -147,7 +138,7 @@ def test_special_tokens_show_only_on_request(pair, script, show):
         known = pair.reference.get_added_vocab().get(part)
         ids += _ids(pair, part) if known is None else [known]
 
-    pieces = _read(_output(pair, show=show), ids)
+    pieces = read_output(_output(pair, show=show), ids)
 
     assert _text(pieces) == pair.reference.decode(ids, skip_special_tokens=not show)
     assert ("<|im_" in _text(pieces)) == (show and any("<|im_" in part for part in script))
@@ -180,8 +171,8 @@ def test_the_leading_blank_is_dropped_only_where_a_text_begins(byte_fallback):
     ids = _ids(byte_fallback, "hello")
     begin = byte_fallback.reference.bos_token_id
 
-    behind_nothing = _text(_read(_output(byte_fallback, prompt=[begin]), ids))
-    behind_text = _text(_read(_output(byte_fallback, prompt=[begin, *ids]), ids))
+    behind_nothing = _text(read_output(_output(byte_fallback, prompt=[begin]), ids))
+    behind_text = _text(read_output(_output(byte_fallback, prompt=[begin, *ids]), ids))
 
     assert behind_nothing == "hello"
     assert behind_text == " hello"
@@ -216,7 +207,7 @@ def test_a_stop_string_never_leaks(pair, text, stops, cuts, include):
     ids = _ids(pair, text)
     expected = _earliest(text, stops)
 
-    pieces = _read(_output(pair, stops=stops, include=include), ids, cuts)
+    pieces = read_output(_output(pair, stops=stops, include=include), ids, cuts)
 
     if expected is None:
         assert _text(pieces) == text
@@ -243,7 +234,7 @@ def test_stop_strings_agree_with_a_plain_search_however_ids_are_cut(pairs, data)
     ids = _ids(pair, text)
     expected = _earliest(text, stops)
 
-    pieces = _read(_output(pair, stops=stops, include=include), ids, cuts)
+    pieces = read_output(_output(pair, stops=stops, include=include), ids, cuts)
 
     if expected is None:
         assert _text(pieces) == text
@@ -252,7 +243,7 @@ def test_stop_strings_agree_with_a_plain_search_however_ids_are_cut(pairs, data)
         start, stop = expected
         assert _text(pieces) == text[: start + len(stop) * include]
         assert pieces[-1].stop.text == stop
-        whole = _read(_output(pair, stops=stops, include=include), ids, (1000,))
+        whole = read_output(_output(pair, stops=stops, include=include), ids, (1000,))
         assert pieces[-1].stop == whole[-1].stop
 
 
@@ -286,7 +277,7 @@ def test_only_the_beginning_of_a_stop_string_is_held_back(byte_level):
 def test_a_stop_string_in_the_prompt_has_no_effect(pair):
     prompt, ids = _ids(pair, "never say HALT"), _ids(pair, "all right")
 
-    pieces = _read(_output(pair, stops=["HALT"], prompt=prompt), ids)
+    pieces = read_output(_output(pair, stops=["HALT"], prompt=prompt), ids)
 
     assert _text(pieces).strip() == "all right"
     assert pieces[-1].stop is None
@@ -296,7 +287,7 @@ def test_a_stop_string_is_found_across_a_hidden_token(byte_level):
     hidden = byte_level.reference.convert_tokens_to_ids("<|im_start|>")
     ids = [*_ids(byte_level, "say HA"), hidden, *_ids(byte_level, "LT now")]
 
-    pieces = _read(_output(byte_level, stops=["HALT"]), ids)
+    pieces = read_output(_output(byte_level, stops=["HALT"]), ids)
 
     assert _text(pieces) == "say "
     assert pieces[-1].stop.text == "HALT"
@@ -305,7 +296,7 @@ def test_a_stop_string_is_found_across_a_hidden_token(byte_level):
 def test_a_broken_character_at_the_end_can_complete_a_stop_string(byte_level):
     ids = _ids(byte_level, "x東")[:-1]
 
-    pieces = _read(_output(byte_level, stops=["x\ufffd"]), ids)
+    pieces = read_output(_output(byte_level, stops=["x\ufffd"]), ids)
 
     assert _text(pieces) == ""
     assert pieces[-1].stop.keep_tokens == len(ids)

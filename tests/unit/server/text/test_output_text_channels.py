@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 from antiphon_server.text.output_channels import Channel, ChannelSpec, ThinkingStart
 from antiphon_server.text.output_text import OutputText, Piece, TextSpec, join_pieces
 from antiphon_server.text.tool_formats import HERMES
+from support.output_reading import read_output
 
 _THINKS = ChannelSpec(thinking=ThinkingStart.OPENED, tools=HERMES)
 _CALL = '<tool_call>\n{"name": "now", "arguments": {"a": "halt"}}\n</tool_call>'
@@ -25,17 +26,6 @@ def _output(pair, *, stops=(), channels=_THINKS, show=False) -> OutputText:
     return OutputText(pair.ours, spec)
 
 
-def _read(output: OutputText, ids, cuts=(1,)) -> list[Piece]:
-    pieces, position, turn = [], 0, 0
-    while position < len(ids):
-        size = cuts[turn % len(cuts)]
-        pieces += output.push(ids[position : position + size])
-        position, turn = position + size, turn + 1
-        if pieces[-1].stop:
-            return pieces
-    return [*pieces, *output.finish()]
-
-
 def _text(pieces, channel: Channel = Channel.CONTENT) -> str:
     return "".join(piece.text for piece in pieces if piece.channel is channel)
 
@@ -49,8 +39,8 @@ def test_tokens_stay_beside_their_text_in_every_channel(pairs, data):
     cuts = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
     stops = data.draw(st.sampled_from([[], ["halt"], ["zzz", "東 be"]]))
 
-    pieces = _read(_output(pair, stops=stops), ids, cuts)
-    at_once = _read(_output(pair, stops=stops), ids, (1000,))
+    pieces = read_output(_output(pair, stops=stops), ids, cuts)
+    at_once = read_output(_output(pair, stops=stops), ids, (1000,))
 
     for channel in Channel:
         assert _text(pieces, channel) == _text(at_once, channel)
@@ -63,7 +53,7 @@ def test_tokens_stay_beside_their_text_in_every_channel(pairs, data):
 def test_stop_strings_are_looked_for_in_the_answer_alone(pair):
     ids = _ids(pair, "halt here</think>\n\ngo on" + _CALL)
 
-    pieces = _read(_output(pair, stops=["halt"]), ids)
+    pieces = read_output(_output(pair, stops=["halt"]), ids)
 
     assert pieces[-1].stop is None
     assert _text(pieces, Channel.TOOL_CALL) == '{"a": "halt"}'
@@ -73,7 +63,7 @@ def test_stop_strings_are_looked_for_in_the_answer_alone(pair):
 def test_a_stop_string_in_the_answer_ends_it_behind_the_thinking(pair):
     ids = _ids(pair, "halt here</think>\n\nsay halt now")
 
-    pieces = _read(_output(pair, stops=["halt"]), ids, (2,))
+    pieces = read_output(_output(pair, stops=["halt"]), ids, (2,))
 
     assert _text(pieces) == "say "
     assert _text(pieces, Channel.REASONING).strip() == "halt here"
@@ -86,7 +76,7 @@ def test_a_stop_string_in_the_answer_ends_it_behind_the_thinking(pair):
 def test_what_may_be_a_stop_string_is_let_go_before_a_call(pair):
     ids = _ids(pair, "x</think>\n\nsay ha" + _CALL)
 
-    pieces = _read(_output(pair, stops=["halt"]), ids)
+    pieces = read_output(_output(pair, stops=["halt"]), ids)
 
     assert _text(pieces) == "say ha"
     assert pieces[-1].stop is None
@@ -96,7 +86,7 @@ def test_thinking_counts_its_marker(pair):
     thought = _ids(pair, "x y z</think>")
     output = _output(pair)
 
-    _read(output, thought + _ids(pair, "\n\nanswer"))
+    read_output(output, thought + _ids(pair, "\n\nanswer"))
 
     assert output.num_thinking_tokens == len(thought)
 
@@ -105,7 +95,7 @@ def test_an_output_that_only_thinks_counts_as_such(pair):
     ids = _ids(pair, "x y z")
     output = _output(pair)
 
-    _read(output, ids)
+    read_output(output, ids)
 
     assert output.num_thinking_tokens == len(ids)
 
@@ -120,7 +110,7 @@ def test_markers_that_are_special_tokens_count_though_they_do_not_show(byte_leve
     )
     ids = [*_ids(byte_level, "why"), hidden, *_ids(byte_level, "so")]
 
-    pieces = _read(_output(byte_level, channels=marked), ids)
+    pieces = read_output(_output(byte_level, channels=marked), ids)
 
     assert _text(pieces, Channel.REASONING) == "why"
     assert _text(pieces) == "so"

@@ -1,48 +1,16 @@
 import pytest
 from antiphon.v1.types_pb2 import (
-    ROLE_ASSISTANT,
-    ROLE_SYSTEM,
     ROLE_UNSPECIFIED,
-    ROLE_USER,
     ChatMessage,
     Item,
     Tool,
-    ToolCall,
-    ToolResult,
 )
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, InvalidRequest
 from antiphon_server.text.prompt_renderer import PromptRenderer
 from support import chat_templates
-
-TOOLS = (
-    Tool(
-        name="look_up",
-        description="finds <things> & é",
-        parameters_json_schema='{"type": "object", "properties": {"q": {"type": "string"}}}',
-    ),
-    Tool(name="now"),
-)
-
-
-def system(text: str) -> Item:
-    return Item(message=ChatMessage(role=ROLE_SYSTEM, text=text))
-
-
-def user(text: str) -> Item:
-    return Item(message=ChatMessage(role=ROLE_USER, text=text))
-
-
-def assistant(text: str, reasoning: str = "") -> Item:
-    return Item(message=ChatMessage(role=ROLE_ASSISTANT, text=text, reasoning=reasoning))
-
-
-def call(call_id: str, arguments: str = "{}", name: str = "look_up") -> Item:
-    return Item(tool_call=ToolCall(call_id=call_id, tool_name=name, arguments_json=arguments))
-
-
-def result(call_id: str, text: str) -> Item:
-    return Item(tool_result=ToolResult(call_id=call_id, text=text))
+from support.prompt_items import TOOLS, assistant, call, result, system
+from support.session_rows import user
 
 
 def _bytes(pair, token_ids) -> list[bytes]:
