@@ -184,13 +184,14 @@ class Program:
     def run_step(
         self,
         *,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
+        token_ids: NDArray[np.int32],
+        positions: NDArray[np.int32],
         slot_mapping: NDArray[np.int64],
         row_tokens: NDArray[np.int32],
         row_starts: NDArray[np.int32],
         row_contexts: NDArray[np.int32],
-        block_tables: NDArray[np.int64],
+        row_slots: NDArray[np.int32],
+        block_tables: NDArray[np.int32],
     ) -> None:
         """Runs the program for a step: T tokens in R rows. Releases the interpreter's lock.
 
@@ -201,7 +202,8 @@ class Program:
             row_tokens: [R] how many tokens each row has.
             row_starts: [R] where they begin in [T].
             row_contexts: [R] tokens in the cache before the step.
-            block_tables: [R, M] the rows' blocks; behind a row's end anything.
+            row_slots: [R] each row's line of the block tables.
+            block_tables: [S, M] the blocks of slots; behind a row's end anything.
         """
 
     def buffer(self, buffer: int) -> NDArray[np.float32]:

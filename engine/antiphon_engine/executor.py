@@ -37,7 +37,7 @@ from antiphon_engine.prompt_scores import (
     score_tokens,
     slice_tokens,
 )
-from antiphon_engine.slot_tables import SlotTables
+from antiphon_engine.slot_tables import make_slot_tables
 from antiphon_engine.step_executor import StepBuffers, make_buffers, sampled_rows
 
 _NO_TOKENS = torch.empty(0)
@@ -113,7 +113,12 @@ class Executor:
             host = HostKv(layout, pinned=self.device.is_cuda) if layout.num_host_blocks else None
             self._copier = make_copier(self._kv, host, self.device)
             max_blocks = -(-self.memory.context_tokens // config.block_tokens)
-            self._slots = SlotTables(self.device, num_slots=config.max_rows, max_blocks=max_blocks)
+            self._slots = make_slot_tables(
+                self.device,
+                num_slots=config.max_rows,
+                max_blocks=max_blocks,
+                max_step_tokens=config.max_step_tokens,
+            )
             self.draws = self._make_draws(config.max_rows) if self.device.is_cuda else None
         self._buffer_sets = [
             make_buffers(config, max_blocks=max_blocks, pinned=self.device.is_cuda)
@@ -141,8 +146,8 @@ class Executor:
             )
         launch.hidden_TH = self._model.hidden_states(self._batch(step))
         num_samples = int(step["sample_indptr"][header[_native.HEADER_NUM_ROWS]])
-        sample_rows_S = step["sample_rows"][:num_samples]
-        logits_SV = self._model.logits(launch.hidden_TH[self.device.upload(sample_rows_S).long()])
+        sample_rows_S = self.device.upload(step["sample_rows"][:num_samples])
+        logits_SV = self._model.logits(launch.hidden_TH, sample_rows_S)
         launch.likeliest_S = self._model.likeliest(num_samples)
         return logits_SV
 
@@ -158,8 +163,7 @@ class Executor:
         launch = self._launches[set_index]
         assert launch is not None
         return score_tokens(
-            self._model.logits,
-            launch.hidden_TH,
+            lambda rows_S: self._model.logits(launch.hidden_TH, rows_S),
             scored,
             vocabulary_size=self.model_config.vocabulary_size,
             device=self.device,
@@ -173,8 +177,7 @@ class Executor:
         sampled = sampled_rows(step)
         assert len(sampled) == len(tokens)
         if len(sampled):
-            slots = self.device.upload(step["slot"][sampled].astype(np.int64))
-            self._slots.set_last_tokens(slots, tokens)
+            self._slots.set_last_tokens(step["slot"][sampled], tokens)
         launch.hidden_TH = _NO_TOKENS
         launch.tokens = self.device.download(tokens, np.int32)
         launch.computed = self.device.fence()
@@ -204,23 +207,19 @@ class Executor:
         num_rows = int(step["header"][_native.HEADER_NUM_ROWS])
         num_tokens = int(step["header"][_native.HEADER_NUM_TOKENS])
         upload = self.device.upload
-        longest = int(step["kv_len"][:num_rows].max())
         rows = StepRows(
             num_tokens=step["q_len"][:num_rows],
             token_starts=step["cu_q"][:num_rows],
             context_tokens=step["ctx_len"][:num_rows],
-            block_tables=(
-                self._slots.blocks(
-                    upload(step["slot"][:num_rows]), -(-longest // self.memory.block_tokens)
-                ),
-            ),
+            slots=step["slot"][:num_rows],
+            block_tables=(self._slots.blocks_SM,),
             slot_mapping=(upload(step["slot_mapping"][:num_tokens]),),
         )
         return StepBatch(
             input_ids_T=self._slots.known_ids(
-                upload(step["input_ids"][:num_tokens]), upload(step["gather_slot"][:num_tokens])
+                step["input_ids"][:num_tokens], step["gather_slot"][:num_tokens]
             ),
-            positions_T=upload(step["positions"][:num_tokens]).long(),
+            positions_T=upload(step["positions"][:num_tokens]),
             rows=rows,
             kv=self._kv,
         )

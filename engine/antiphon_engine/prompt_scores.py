@@ -3,8 +3,7 @@
 What the model says of a prompt's token stands in the logits of the token before it. They are never
 there for all tokens at once: a slice is computed, read, and gone before the next one.
 
-Shape suffixes: T tokens of a step, N of them scored, S of a slice, H hidden size, V vocabulary,
-K likeliest tokens.
+Shape suffixes: N scored tokens of a step, S of a slice, V vocabulary, K likeliest tokens.
 """
 
 from collections.abc import Callable
@@ -29,7 +28,7 @@ class ScoredTokens:
     """Which tokens of a step are asked what they say of the next one."""
 
     rows: NDArray[np.int64]
-    """[N] places among the step's T tokens."""
+    """[N] places among the step's tokens."""
     next_ids: NDArray[np.int64]
     """[N] what the prompt has behind each."""
     with_top: bool
@@ -55,7 +54,6 @@ def slice_tokens(vocabulary_size: int) -> int:
 
 def score_tokens(
     logits_of: Callable[[Tensor], Tensor],
-    hidden_TH: Tensor,
     scored: ScoredTokens,
     *,
     vocabulary_size: int,
@@ -64,8 +62,7 @@ def score_tokens(
     """Launches the scoring of some of a step's tokens.
 
     Args:
-        logits_of: From [S, H] to float32 [S, V].
-        hidden_TH: What the model made of the step's tokens.
+        logits_of: From places among the step's tokens, [S] int64, to float32 [S, V] behind them.
         scored: Those that are asked.
         vocabulary_size: V.
         device: Where all that is.
@@ -80,7 +77,7 @@ def score_tokens(
     size = slice_tokens(vocabulary_size)
     for first in range(0, num_tokens, size):
         part = slice(first, first + size)
-        logprobs_SV = torch.log_softmax(logits_of(hidden_TH[rows_N[part]]), dim=-1)
+        logprobs_SV = torch.log_softmax(logits_of(rows_N[part]), dim=-1)
         chosen_N[part] = logprobs_SV.gather(1, next_ids_N[part][:, None])[:, 0]
         if num_top:
             top_NK[part], top_ids_NK[part] = likeliest(logprobs_SV)

@@ -71,9 +71,10 @@ class PlainGraphModel:
             blocks * size + positions % size,
             starts=torch.arange(len(real) + 1),
             contexts=positions,
-            tables=rows.block_tables_SM[slots.long()],
+            slots=slots,
+            tables=rows.block_tables_SM,
         )
-        rows.logits_BV[real] = self._model.logits(hidden)
+        rows.logits_BV[real] = self._model.logits(hidden, torch.arange(len(hidden)))
 
     def forward(self, rows: MixedRows) -> Tensor:
         starts = rows.row_starts_R1.tolist()
@@ -96,13 +97,14 @@ class PlainGraphModel:
             rows.slot_mapping_T[places],
             starts=torch.tensor(bounds),
             contexts=rows.contexts_R[kept],
-            tables=rows.block_tables_SM[rows.slots_R[kept].long()],
+            slots=rows.slots_R[kept],
+            tables=rows.block_tables_SM,
         )
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         self.logits_sizes.append(len(hidden))
-        return self._model.logits(hidden)
+        return self._model.logits(hidden, torch.arange(len(hidden)))
 
     def _forward(
         self,
@@ -112,21 +114,21 @@ class PlainGraphModel:
         *,
         starts: Tensor,
         contexts: Tensor,
+        slots: Tensor,
         tables: Tensor,
     ) -> Tensor:
         assert self._kv is not None
         bounds = starts.numpy().astype(np.int32)
-        row_contexts, row_tokens = contexts.numpy().astype(np.int32), np.diff(bounds)
-        longest = -(-int((row_contexts + row_tokens).max()) // self._kv.layout.block_tokens)
         rows = StepRows(
-            num_tokens=row_tokens,
+            num_tokens=np.diff(bounds),
             token_starts=bounds[:-1],
-            context_tokens=row_contexts,
-            block_tables=(tables[:, :longest].long().contiguous(),),
+            context_tokens=contexts.numpy().astype(np.int32),
+            slots=slots.numpy().astype(np.int32),
+            block_tables=(tables,),
             slot_mapping=(places.long(),),
         )
         batch = StepBatch(
-            input_ids_T=ids.long(), positions_T=positions.long(), rows=rows, kv=self._kv
+            input_ids_T=ids.int(), positions_T=positions.int(), rows=rows, kv=self._kv
         )
         return self._model.hidden_states(batch).clone()
 

@@ -117,18 +117,17 @@ class ScriptedExecutor:
         return None
 
     def score(self, set_index: int, scored: ScoredTokens) -> TokenScores:
-        ids = torch.from_numpy(self._sets[set_index]["input_ids"].astype(np.int64))
+        ids = self._sets[set_index]["input_ids"]
         return score_tokens(
-            self._foretold,
-            ids[:, None],
+            lambda places: self._foretold(ids[places.numpy()]),
             scored,
             vocabulary_size=self._script.vocabulary_size,
             device=CPU,
         )
 
-    def _foretold(self, ids: torch.Tensor) -> torch.Tensor:
+    def _foretold(self, ids: NDArray[np.int32]) -> torch.Tensor:
         """What each token of a prompt makes of the next one: it goes by its id alone."""
-        return torch.stack([self.logits_behind(int(token_id)) for token_id in ids[:, 0]])
+        return torch.stack([self.logits_behind(int(token_id)) for token_id in ids])
 
     def logits_behind(self, token_id: int) -> torch.Tensor:
         """Logits [V] of what follows a token of a prompt."""

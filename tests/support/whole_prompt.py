@@ -52,7 +52,8 @@ def prompt_logits(
         num_tokens=np.array([len(prompt)], np.int32),
         token_starts=np.array([0], np.int32),
         context_tokens=np.array([0], np.int32),
-        block_tables=(torch.arange(1, num_blocks + 1)[None],),
+        slots=np.array([0], np.int32),
+        block_tables=(torch.arange(1, num_blocks + 1, dtype=torch.int32)[None],),
         slot_mapping=(torch.arange(len(prompt)) + BLOCK_TOKENS,),
     )
     with torch.inference_mode():
@@ -61,10 +62,10 @@ def prompt_logits(
         model.load(checkpoint, on_progress=lambda stage, done, total: None)
         hidden_states = model.hidden_states(
             StepBatch(
-                input_ids_T=torch.tensor(prompt),
-                positions_T=torch.arange(len(prompt)),
+                input_ids_T=torch.tensor(prompt, dtype=torch.int32),
+                positions_T=torch.arange(len(prompt), dtype=torch.int32),
                 rows=rows,
                 kv=kv,
             )
         )
-        return model.logits(hidden_states)
+        return model.logits(hidden_states, torch.arange(len(prompt)))

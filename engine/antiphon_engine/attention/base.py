@@ -1,7 +1,7 @@
 """Paged attention as the models see it.
 
-Shape suffixes: R rows of a step, T tokens of a step, N query heads, K key-value heads, D head
-dimension, M blocks of the longest context.
+Shape suffixes: R rows of a step, T tokens of a step, S slots, N query heads, K key-value heads, D
+head dimension, M blocks of the longest context.
 """
 
 from dataclasses import dataclass
@@ -24,8 +24,10 @@ class StepRows:
     """[R] where they begin in [T]."""
     context_tokens: NDArray[np.int32]
     """[R] tokens in the cache before the step."""
+    slots: NDArray[np.int32]
+    """[R] whose blocks are theirs."""
     block_tables: tuple[Tensor, ...]
-    """For each `kv_group`, [R, M] int64: block ids, in order; behind a row's end anything valid."""
+    """For each `kv_group`, [S, M] int32: block ids, in order; behind a row's end anything valid."""
     slot_mapping: tuple[Tensor, ...]
     """For each `kv_group`, [T] int64: where the step's keys and values go."""
 

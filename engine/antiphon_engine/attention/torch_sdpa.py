@@ -60,25 +60,25 @@ class TorchSdpa:
 
     def prepare(self, rows: StepRows, kv: KvTensors) -> "_Step":
         """Groups the rows and makes their masks."""
-        (table_RM,) = rows.block_tables
+        (tables_SM,) = rows.block_tables
         block_tokens = kv.layout.block_tokens
         kv_tokens = rows.context_tokens + rows.num_tokens
         num_blocks = -(-kv_tokens // block_tokens)
         single = np.flatnonzero(rows.num_tokens == 1)
         groups = [
-            self._single_tokens(rows, group, table_RM, block_tokens)
+            self._single_tokens(rows, group, tables_SM, block_tokens)
             for group in group_by_length(
                 single, num_blocks, self._gather_limit_tokens // block_tokens
             )
         ]
         chunks = [
-            self._chunk(rows, int(row), table_RM[row, : num_blocks[row]])
+            self._chunk(rows, int(row), tables_SM[rows.slots[row], : num_blocks[row]])
             for row in np.flatnonzero(rows.num_tokens > 1)
         ]
         return _Step(groups, chunks, rows, kv)
 
     def _single_tokens(
-        self, rows: StepRows, group: NDArray[np.int64], table_RM: Tensor, block_tokens: int
+        self, rows: StepRows, group: NDArray[np.int64], tables_SM: Tensor, block_tokens: int
     ) -> _SingleTokens:
         kv_tokens = rows.context_tokens[group] + 1
         num_blocks = -(-int(kv_tokens.max()) // block_tokens)
@@ -86,7 +86,7 @@ class TorchSdpa:
         seen_GL = places_L < self._device.upload(kv_tokens)[:, None]
         return _SingleTokens(
             self._device.upload(rows.token_starts[group]).long(),
-            table_RM[self._device.upload(group), :num_blocks],
+            tables_SM[:, :num_blocks].index_select(0, self._device.upload(rows.slots[group])),
             self._additive(seen_GL)[:, None, None, :],
         )
 

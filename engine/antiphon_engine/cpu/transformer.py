@@ -106,17 +106,19 @@ class CpuTransformer:
             row_tokens=rows.num_tokens,
             row_starts=rows.token_starts,
             row_contexts=rows.context_tokens,
+            row_slots=rows.slots,
             block_tables=rows.block_tables[0].numpy(),
         )
         return torch.from_numpy(self._layers.hidden)[: len(batch.input_ids_T)]
 
-    def logits(self, hidden_SH: Tensor) -> Tensor:
+    def logits(self, hidden_TH: Tensor, rows_S: Tensor) -> Tensor:
         """See LanguageModel: [S, V]."""
         assert self._logits is not None
-        num_tokens = len(hidden_SH)
+        num_tokens = len(rows_S)
         logits_SV = torch.from_numpy(self._logits.logits)[:num_tokens]
         if num_tokens:
-            torch.from_numpy(self._logits.hidden)[:num_tokens] = hidden_SH
+            sampled_SH = torch.from_numpy(self._logits.hidden)[:num_tokens]
+            torch.index_select(hidden_TH, 0, rows_S, out=sampled_SH)
             self._logits.program.run(num_tokens)
         return logits_SV
 

@@ -254,8 +254,7 @@ class CudaExecutor:
         launch = self._launches[set_index]
         assert launch is not None
         return score_tokens(
-            self._model.logits,
-            launch.hidden_TH,
+            lambda rows_S: self._model.logits(launch.hidden_TH[rows_S]),
             scored,
             vocabulary_size=self._vocabulary_size,
             device=self._device,

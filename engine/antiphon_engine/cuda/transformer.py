@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,13 +26,12 @@ from antiphon_engine.cuda.measuring import ProductKind, StepTuner
 from antiphon_engine.cuda.step_attention import AttentionMaker
 from antiphon_engine.cuda.step_buffers import StepBuffers
 from antiphon_engine.cuda.step_products import ROW_BOUNDS, ProductRunner, row_bound
-from antiphon_engine.cuda.step_rows import DecodeRows, HostRows, MixedRows
+from antiphon_engine.cuda.step_rows import DecodeRows, MixedRows
 from antiphon_engine.cuda.stored_weights import SourceLoader, StoredMatrix
 from antiphon_engine.cuda.supported_models import supports
 from antiphon_engine.cuda.triton_attention import TRITON
 from antiphon_engine.cuda.weights import CudaWeights, take_weights
 from antiphon_engine.kv_tensors import KvTensors
-from antiphon_engine.model.batch import StepBatch
 from antiphon_engine.model.config import ModelConfig
 from antiphon_engine.model.linear import Linear
 from antiphon_engine.model.partition import Partition
@@ -124,7 +122,7 @@ class CudaTransformer:
         self._take_weights(stored)
 
     def load_random(self, seed: int, *, on_progress: OnProgress) -> None:
-        """See LanguageModel."""
+        """See GraphModel."""
         assert self._source is not None
         SourceLoader(source=self._source, config=self._config, device=self._device).give_memory()
         self._source.load_random(seed, on_progress=on_progress)
@@ -187,23 +185,13 @@ class CudaTransformer:
         self._run_layers(rows.input_ids_T, self._parts.attention.for_rows(rows), buffers)
         return buffers.hidden_TH
 
-    def hidden_states(self, batch: StepBatch) -> Tensor:
-        """See LanguageModel: [T, H], before the last norm."""
-        if batch.kv is not self._kv:
-            self.bind(batch.kv)
-        return self.forward(mixed_rows(batch))
-
     def logits(self, hidden_SH: Tensor) -> Tensor:
-        """See LanguageModel: float32 [S, V]."""
+        """See GraphModel: float32 [S, V]."""
         num_rows = hidden_SH.shape[0]
         logits_SV = self._logits_SV[:num_rows]
         if num_rows:
             self._run_head(hidden_SH.contiguous(), logits_SV, self._buffers.first(num_rows))
         return logits_SV
-
-    def likeliest(self, num_rows: int) -> Tensor | None:
-        """See LanguageModel: steps look for them behind this."""
-        return None
 
     @property
     def is_narrow(self) -> bool:
@@ -321,28 +309,6 @@ class _Loaded:
     heads: tuple[Heads, ...]
     """Of each layer."""
     attention: AttentionMaker
-
-
-def mixed_rows(batch: StepBatch) -> MixedRows:
-    """Returns the rows of a batch, each a slot of its own."""
-    rows = batch.rows
-    (table_RM,) = rows.block_tables
-    device = table_RM.device
-    is_chunk = rows.num_tokens != 1
-    num_rows = len(rows.num_tokens)
-    starts = np.append(rows.token_starts[:num_rows], len(batch.input_ids_T)).astype(np.int32)
-    slots = np.arange(num_rows, dtype=np.int32)
-    return MixedRows(
-        input_ids_T=batch.input_ids_T.int(),
-        positions_T=batch.positions_T.int(),
-        slot_mapping_T=rows.slot_mapping[0],
-        row_starts_R1=torch.from_numpy(starts).to(device),
-        contexts_R=torch.from_numpy(rows.context_tokens.copy()).to(device),
-        slots_R=torch.from_numpy(slots).to(device),
-        block_tables_SM=table_RM.int().contiguous(),
-        num_decode_rows=int(is_chunk.argmax()) if is_chunk.any() else num_rows,
-        host=HostRows(row_starts_R1=starts, contexts_R=rows.context_tokens, slots_R=slots),
-    )
 
 
 def _heads(

@@ -26,8 +26,13 @@ class LanguageModel(Protocol):
     def hidden_states(self, batch: StepBatch) -> Tensor:
         """Returns what the layers make of a step's tokens: [T, H]. Fills their KV cache."""
 
-    def logits(self, hidden_SH: Tensor) -> Tensor:
-        """Returns float32 logits behind some of those tokens: [S, V]. Reads weights alone."""
+    def logits(self, hidden_TH: Tensor, rows_S: Tensor) -> Tensor:
+        """Returns float32 logits behind some of those tokens: [S, V]. Reads weights alone.
+
+        Args:
+            hidden_TH: What `hidden_states` returned.
+            rows_S: Places in it, int32 or int64.
+        """
 
     def likeliest(self, num_rows: int) -> Tensor | None:
         """Returns where the largest logits stand of the rows that `logits` returned last: [S].

@@ -16,9 +16,9 @@ class StepBatch:
     """One step's input, complete on the device. How a model attends to its context is its own."""
 
     input_ids_T: Tensor
-    """int64; every id is known."""
+    """int32; every id is known."""
     positions_T: Tensor
-    """int64; 0 at a prompt's first token."""
+    """int32; 0 at a prompt's first token."""
     rows: StepRows
     kv: KvTensors
     """Where the context lies and the step's keys and values go; always the same cache."""

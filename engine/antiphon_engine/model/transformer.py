@@ -73,9 +73,9 @@ class Transformer(nn.Module):
             x_TH = layer(x_TH, rotation, attention)
         return x_TH
 
-    def logits(self, hidden_SH: Tensor) -> Tensor:
+    def logits(self, hidden_TH: Tensor, rows_S: Tensor) -> Tensor:
         """See LanguageModel: [S, V]."""
-        logits_SV: Tensor = self.head(self.norm(hidden_SH))
+        logits_SV: Tensor = self.head(self.norm(hidden_TH.index_select(0, rows_S)))
         return logits_SV.float()
 
     def likeliest(self, num_rows: int) -> Tensor | None:

@@ -96,17 +96,18 @@ void run(PyProgram& self, std::int64_t num_tokens) {
 void run_step(PyProgram& self, const py::object& token_ids, const py::object& positions,
               const py::object& slot_mapping, const py::object& row_tokens,
               const py::object& row_starts, const py::object& row_contexts,
-              const py::object& block_tables) {
+              const py::object& row_slots, const py::object& block_tables) {
   StepArrays step;
-  step.token_ids = read_span<std::int64_t>(token_ids, "token_ids");
+  step.token_ids = read_span<std::int32_t>(token_ids, "token_ids");
   step.num_tokens = static_cast<std::int64_t>(step.token_ids.size());
-  step.positions = read_span<std::int64_t>(positions, "positions");
+  step.positions = read_span<std::int32_t>(positions, "positions");
   step.slot_mapping = read_span<std::int64_t>(slot_mapping, "slot_mapping");
   step.row_tokens = read_span<std::int32_t>(row_tokens, "row_tokens");
   step.row_starts = read_span<std::int32_t>(row_starts, "row_starts");
   step.row_contexts = read_span<std::int32_t>(row_contexts, "row_contexts");
-  const py::array tables = read_array<std::int64_t>(block_tables, "block_tables", 2);
-  step.block_tables = {static_cast<const std::int64_t*>(tables.data()),
+  step.row_slots = read_span<std::int32_t>(row_slots, "row_slots");
+  const py::array tables = read_array<std::int32_t>(block_tables, "block_tables", 2);
+  step.block_tables = {static_cast<const std::int32_t*>(tables.data()),
                        static_cast<std::size_t>(tables.size())};
   step.table_columns = tables.shape(1);
   const py::gil_scoped_release released;
@@ -218,7 +219,7 @@ void bind_programs(py::module_& module) {
       .def("run", &run, py::arg("num_tokens"))
       .def("run_step", &run_step, py::kw_only(), py::arg("token_ids"), py::arg("positions"),
            py::arg("slot_mapping"), py::arg("row_tokens"), py::arg("row_starts"),
-           py::arg("row_contexts"), py::arg("block_tables"))
+           py::arg("row_contexts"), py::arg("row_slots"), py::arg("block_tables"))
       .def("buffer", &view, py::arg("buffer"))
       .def_property_readonly("likeliest", &view_likeliest)
       .def_property_readonly("num_operations",

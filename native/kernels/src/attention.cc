@@ -180,14 +180,14 @@ class AttentionWork {
               KeyBlock& found) const {
     auto& [keys, values, found_start, next] = found;
     found_start = start;
-    const std::int64_t* table = step_.block_table + unit.row * step_.table_stride;
+    const std::int32_t* table = step_.block_table + step_.slots[unit.row] * step_.table_stride;
     const std::int64_t token_size = std::int64_t{layer_.num_kv_heads} * layer_.head_dim;
     const std::int64_t head = std::int64_t{unit.kv_head} * layer_.head_dim;
     std::int64_t block = start / layer_.block_tokens;
     std::int64_t place = start % layer_.block_tokens;
     const auto count = static_cast<int>(end - start);
     for (int i = 0; i < count; ++i) {
-      const std::int64_t slot = table[block] * layer_.block_tokens + place;
+      const std::int64_t slot = std::int64_t{table[block]} * layer_.block_tokens + place;
       const std::int64_t offset = slot * token_size + head;
       keys.rows[i] = element(layer_.k_pool, layer_.kv_type, offset);
       values.rows[i] = element(layer_.v_pool, layer_.kv_type, offset);

@@ -6,7 +6,7 @@
 
 namespace antiphon::kernels {
 
-void embed(Worker& worker, TaskCursor& cursor, const PackedMatrix& table, const std::int64_t* ids,
+void embed(Worker& worker, TaskCursor& cursor, const PackedMatrix& table, const std::int32_t* ids,
            std::int64_t num_tokens, const RowsOut& out) {
   if (out.type != Type::kF32) {
     throw std::invalid_argument("embed writes rows in f32 only");

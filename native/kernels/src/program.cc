@@ -51,7 +51,6 @@ Program::Program(std::shared_ptr<ThreadTeam> team, std::int64_t max_tokens, Isa 
     refuse(std::string("this machine lacks ") + name(isa));
   }
   run_ = std::make_unique<Run>();
-  run_->positions.resize(static_cast<std::size_t>(max_tokens));
 }
 
 Program::~Program() = default;

@@ -109,8 +109,7 @@ struct Program::Run {
   bool has_angles = false;
   KvForm form;
   std::vector<KvPools> pools;
-  std::vector<std::int32_t> positions;  // [max_tokens]
-  std::vector<float> cosines;           // [max_tokens, frequencies]
+  std::vector<float> cosines;  // [max_tokens, frequencies]
   std::vector<float> sines;
   std::unique_ptr<AttentionWorkspace> workspace;  // where there is attention
   std::unique_ptr<LikeliestWorkspace> largest;    // where the likeliest are looked for

@@ -1,4 +1,5 @@
 // A program's run: the checks of a step's arrays, and the operations one after the other.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <stdexcept>
@@ -23,8 +24,9 @@ void check_range(const char* what, std::int64_t value, std::int64_t least, std::
   }
 }
 
-void check_all(const char* what, std::span<const std::int64_t> values, std::int64_t end) {
-  for (const std::int64_t value : values) {
+template <class Integer>
+void check_all(const char* what, std::span<const Integer> values, std::int64_t end) {
+  for (const Integer value : values) {
     check_range(what, value, 0, end - 1);
   }
 }
@@ -64,7 +66,10 @@ void Program::check_rows(const StepArrays& step) const {
   const auto num_rows = static_cast<std::int64_t>(step.row_tokens.size());
   check_length("the number of row_starts", step.row_starts.size(), num_rows);
   check_length("the number of row_contexts", step.row_contexts.size(), num_rows);
-  check_length("the size of block_tables", step.block_tables.size(), num_rows * step.table_columns);
+  check_length("the number of row_slots", step.row_slots.size(), num_rows);
+  const std::int64_t num_slots = static_cast<std::int64_t>(step.block_tables.size()) /
+                                 std::max<std::int64_t>(1, step.table_columns);
+  check_all("a slot of row_slots", step.row_slots, num_slots);
   std::int64_t start = 0;
   for (std::int64_t row = 0; row < num_rows; ++row) {
     const std::int64_t num_tokens = step.row_tokens[row];
@@ -76,7 +81,8 @@ void Program::check_rows(const StepArrays& step) const {
     const std::int64_t num_blocks =
         (context + num_tokens + form.block_tokens - 1) / form.block_tokens;
     check_all("a block of block_tables",
-              step.block_tables.subspan(row * step.table_columns, num_blocks), form.num_blocks);
+              step.block_tables.subspan(step.row_slots[row] * step.table_columns, num_blocks),
+              form.num_blocks);
     start += num_tokens;
   }
   check_range("the sum of row_tokens", start, step.num_tokens, step.num_tokens);
@@ -110,7 +116,7 @@ class Program::Hand {
   }
 
   void do_one(const AnglesOperation& what) {
-    const RopeAngles angles{run_.positions.data(),
+    const RopeAngles angles{step_.positions.data(),
                             step_.num_tokens,
                             what.inverse_frequencies.data(),
                             static_cast<std::int64_t>(what.inverse_frequencies.size()),
@@ -154,6 +160,7 @@ class Program::Hand {
                                      step_.row_tokens.data(),
                                      step_.row_starts.data(),
                                      step_.row_contexts.data(),
+                                     step_.row_slots.data(),
                                      step_.block_tables.data(),
                                      step_.table_columns};
     const AttentionLayer layer{static_cast<int>(what.shape.num_heads),
@@ -192,9 +199,6 @@ void Program::reset_workspaces() {
 
 void Program::run(const StepArrays& step) {
   check(step);
-  for (std::size_t token = 0; token < step.positions.size(); ++token) {
-    run_->positions[token] = static_cast<std::int32_t>(step.positions[token]);
-  }
   for (std::size_t index = 0; index < operations_.size(); ++index) {
     cursors_[index].reset();
   }

@@ -44,11 +44,13 @@ class Load {
         q_len_(num_rows, num_tokens),
         ctx_len_(num_rows, context),
         stride_((context + num_tokens + kBlockTokens - 1) / kBlockTokens),
+        slots_(num_rows),
         table_(num_rows * stride_) {
     for (int row = 0; row < num_rows; ++row) {
       cu_q_.push_back(row * num_tokens);
     }
     std::mt19937 random(1);
+    std::iota(slots_.begin(), slots_.end(), 0);
     std::iota(table_.begin(), table_.end(), 0);
     std::shuffle(table_.begin(), table_.end(), random);
     const std::int64_t layer_size = std::ssize(table_) * kBlockTokens * kTokenSize;
@@ -74,6 +76,7 @@ class Load {
                              .q_len = q_len_.data(),
                              .cu_q = cu_q_.data(),
                              .ctx_len = ctx_len_.data(),
+                             .slots = slots_.data(),
                              .block_table = table_.data(),
                              .table_stride = stride_};
     return time_per_layer([&](int layer) {
@@ -144,7 +147,8 @@ class Load {
   std::vector<std::int32_t> ctx_len_;
   std::vector<std::int32_t> cu_q_;
   std::int64_t stride_;
-  std::vector<std::int64_t> table_;
+  std::vector<std::int32_t> slots_;
+  std::vector<std::int32_t> table_;
   int num_layers_ = 0;
   std::vector<std::uint16_t> keys_;
   std::vector<std::uint16_t> values_;

@@ -72,7 +72,9 @@ AttentionRun::AttentionRun(const SequenceShape& shape, std::vector<Row> rows, st
     ctx_len_.push_back(row.size.context);
     num_tokens_ += row.size.tokens;
   }
-  std::vector<std::int64_t> free(static_cast<std::size_t>(num_blocks - 1));
+  slots_.resize(rows_.size());
+  std::iota(slots_.rbegin(), slots_.rend(), 0);
+  std::vector<std::int32_t> free(static_cast<std::size_t>(num_blocks - 1));
   std::iota(free.begin(), free.end(), 1);
   std::mt19937 random(seed);
   std::shuffle(free.begin(), free.end(), random);
@@ -98,6 +100,7 @@ Elements AttentionRun::run(ThreadTeam& team, AttentionWorkspace& workspace, Isa 
                            .q_len = q_len_.data(),
                            .cu_q = cu_q_.data(),
                            .ctx_len = ctx_len_.data(),
+                           .slots = slots_.data(),
                            .block_table = table_.data(),
                            .table_stride = table_stride_};
   const AttentionLayer layer{.num_heads = shape_.num_kv_heads * shape_.group,
@@ -117,17 +120,18 @@ Elements AttentionRun::run(ThreadTeam& team, AttentionWorkspace& workspace, Isa 
   return out;
 }
 
-void AttentionRun::place(std::size_t row, std::vector<std::int64_t>& free) {
+void AttentionRun::place(std::size_t row, std::vector<std::int32_t>& free) {
   const auto& [sequence, size] = rows_[row];
   const std::int64_t kv_size = sequence->kv_size();
   for (std::int64_t position = 0; position < size.context + size.tokens; ++position) {
-    std::int64_t& block = table_[row * static_cast<std::size_t>(table_stride_) +
-                                 static_cast<std::size_t>(position / shape_.block_tokens)];
+    std::int32_t& block = table_[static_cast<std::size_t>(slots_[row] * table_stride_ +
+                                                          position / shape_.block_tokens)];
     if (position % shape_.block_tokens == 0) {
       block = free.back();
       free.pop_back();
     }
-    const std::int64_t slot = block * shape_.block_tokens + position % shape_.block_tokens;
+    const std::int64_t slot =
+        std::int64_t{block} * shape_.block_tokens + position % shape_.block_tokens;
     for (std::int64_t i = 0; i < kv_size; ++i) {
       k_pool_.set(slot * kv_size + i, sequence->keys().at(position * kv_size + i));
       v_pool_.set(slot * kv_size + i, sequence->values().at(position * kv_size + i));

@@ -99,14 +99,15 @@ class AttentionRun {
   std::int64_t first_token(std::size_t row) const { return cu_q_[row]; }
 
  private:
-  void place(std::size_t row, std::vector<std::int64_t>& free);
+  void place(std::size_t row, std::vector<std::int32_t>& free);
 
   SequenceShape shape_;
   std::vector<Row> rows_;
   std::vector<std::int32_t> cu_q_;
   std::vector<std::int32_t> q_len_;
   std::vector<std::int32_t> ctx_len_;
-  std::vector<std::int64_t> table_;
+  std::vector<std::int32_t> slots_;  // the last row's is the first
+  std::vector<std::int32_t> table_;
   std::int64_t table_stride_ = 0;
   std::int32_t num_tokens_ = 0;
   Elements k_pool_;

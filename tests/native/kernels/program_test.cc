@@ -98,6 +98,7 @@ class CacheProgramTest : public testing::Test {
     step.row_tokens = lengths_;
     step.row_starts = starts_;
     step.row_contexts = contexts_;
+    step.row_slots = rows_;
     step.block_tables = tables_;
     step.table_columns = 1;
     return step;
@@ -105,12 +106,13 @@ class CacheProgramTest : public testing::Test {
 
   std::array<float, 3 * 16 * 8> keys_{};
   std::array<float, 3 * 16 * 8> values_{};
-  std::array<std::int64_t, 2> positions_{0, 0};
+  std::array<std::int32_t, 2> positions_{0, 0};
   std::array<std::int64_t, 2> slots_{16, 32};
   std::array<std::int32_t, 2> lengths_{1, 1};
   std::array<std::int32_t, 2> starts_{0, 1};
   std::array<std::int32_t, 2> contexts_{0, 0};
-  std::array<std::int64_t, 2> tables_{1, 2};
+  std::array<std::int32_t, 2> rows_{2, 0};
+  std::array<std::int32_t, 3> tables_{2, -1, 1};
   Program program_;
   BufferId qkv_ = 0;
   BufferId out_ = 0;
@@ -142,9 +144,12 @@ TEST_F(CacheProgramTest, ArraysThatLeadOutOfTheCacheAreRefused) {
   slots_[1] = 48;
   EXPECT_THROW(program_.run(Step()), std::invalid_argument);
   slots_[1] = 32;
-  tables_[0] = 3;
+  tables_[2] = 3;
   EXPECT_THROW(program_.run(Step()), std::invalid_argument);
-  tables_[0] = 1;
+  tables_[2] = 1;
+  rows_[1] = 3;
+  EXPECT_THROW(program_.run(Step()), std::invalid_argument);
+  rows_[1] = 0;
   contexts_[1] = 16;
   EXPECT_THROW(program_.run(Step()), std::invalid_argument);
   contexts_[1] = 0;

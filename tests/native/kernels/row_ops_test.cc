@@ -196,7 +196,7 @@ TEST(Embedding, IsTheRowOfEachId) {
   const std::vector<float> weights = RandomFloats(kRows * kSize, 1);
   PackedMatrix table(kRows, kSize, WeightFormat::kF32, RowOrder::kPlain, Isa::kPortable);
   table.pack_f32(0, kRows, weights.data());
-  const std::vector<std::int64_t> ids{36, 0, 5, 5, 17};
+  const std::vector<std::int32_t> ids{36, 0, 5, 5, 17};
   std::vector<float> out(ids.size() * kSize);
   ThreadTeam team(2);
   TaskCursor cursor;

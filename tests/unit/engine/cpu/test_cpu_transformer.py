@@ -114,10 +114,11 @@ def test_step_is_one_call_for_all_layers_and_one_for_the_logits(checkpoints):
 def test_likeliest_tokens_are_those_of_the_logits_whatever_is_scored_behind(checkpoints):
     model = GreedyEngine(checkpoints["llama"], engine_config()).executor._model
     hidden = torch.randn(3, 64, generator=torch.Generator().manual_seed(1))
-    expected = model.logits(hidden).argmax(-1)
+    all_rows = torch.arange(3)
+    expected = model.logits(hidden, all_rows).argmax(-1)
 
     likeliest = model.likeliest(3)
-    model.logits(-hidden)
+    model.logits(-hidden, all_rows)
 
     assert likeliest.dtype is torch.int32
     assert likeliest.tolist() == expected.tolist()
@@ -131,7 +132,7 @@ def test_hidden_states_and_logits_lie_where_they_always_lie(checkpoints):
     places = [model._layers.hidden.ctypes.data, model._logits.logits.ctypes.data]
 
     hidden = torch.zeros(2, 64)
-    logits = [model.logits(hidden).data_ptr() for _ in range(2)]
+    logits = [model.logits(hidden, torch.arange(2)).data_ptr() for _ in range(2)]
 
     assert logits == [places[1]] * 2
     assert np.shares_memory(model._layers.hidden, model._layers.program.buffer(0))

@@ -31,13 +31,14 @@ def program(team):
 def arrays(**changed):
     """Two rows: one of three tokens, one of one behind eight others."""
     step = {
-        "token_ids": np.zeros(4, np.int64),
-        "positions": np.array([0, 1, 2, 8], np.int64),
+        "token_ids": np.zeros(4, np.int32),
+        "positions": np.array([0, 1, 2, 8], np.int32),
         "slot_mapping": np.array([8, 9, 10, 24], np.int64),
         "row_tokens": np.array([3, 1], np.int32),
         "row_starts": np.array([0, 3], np.int32),
         "row_contexts": np.array([0, 8], np.int32),
-        "block_tables": np.array([[1, -1], [2, 3]], np.int64),
+        "row_slots": np.array([2, 0], np.int32),
+        "block_tables": np.array([[2, 3], [-1, -1], [1, -1]], np.int32),
     }
     return step | changed
 
@@ -53,20 +54,24 @@ def test_step_that_fits_is_run(program):
     ("changed", "words"),
     [
         (
-            {"token_ids": np.zeros(4, np.int32)},
+            {"token_ids": np.zeros(4, np.int64)},
             "token_ids must be a C-contiguous array of",
         ),
-        ({"positions": np.zeros((4, 1), np.int64)}, "positions must be an array of 1 dimensions"),
-        ({"positions": np.array([0, 1, -2, 8])}, "a place of positions is -2"),
-        ({"positions": np.zeros(3, np.int64)}, "number of positions is 3, expected 4 to 4"),
+        ({"positions": np.zeros((4, 1), np.int32)}, "positions must be an array of 1 dimensions"),
+        ({"positions": np.array([0, 1, -2, 8], np.int32)}, "a place of positions is -2"),
+        ({"positions": np.zeros(3, np.int32)}, "number of positions is 3, expected 4 to 4"),
         ({"slot_mapping": np.array([8, 9, 10, 32])}, "slot_mapping is 32, expected 0 to 31"),
         ({"row_tokens": np.array([3, 2], np.int32)}, "row_tokens is 2, expected 1 to 1"),
         ({"row_tokens": np.array([3, 0], np.int32)}, "row_tokens is 0"),
         ({"row_starts": np.array([0, 2], np.int32)}, "row_starts is 2, expected 3 to 3"),
         ({"row_contexts": np.array([0, 16], np.int32)}, "row_contexts is 16, expected 0 to 15"),
-        ({"block_tables": np.array([[1, 0], [2, 4]])}, "block_tables is 4, expected 0 to 3"),
-        ({"block_tables": np.zeros((1, 2), np.int64)}, "size of block_tables is 2, expected 4"),
-        ({"token_ids": np.zeros(17, np.int64)}, "num_tokens is 17, expected 1 to 16"),
+        ({"row_slots": np.array([2, 3], np.int32)}, "slot of row_slots is 3, expected 0 to 2"),
+        ({"row_slots": np.zeros(1, np.int32)}, "number of row_slots is 1, expected 2 to 2"),
+        (
+            {"block_tables": np.array([[2, 4], [0, 0], [1, 0]], np.int32)},
+            "block_tables is 4, expected 0 to 3",
+        ),
+        ({"token_ids": np.zeros(17, np.int32)}, "num_tokens is 17, expected 1 to 16"),
     ],
 )
 def test_step_that_does_not_fit_is_refused(program, changed, words):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from antiphon_engine.attention.base import StepRows
 from antiphon_engine.checkpoint.fields import Fields
-from antiphon_engine.cuda.step_rows import DecodeRows
+from antiphon_engine.cuda.step_rows import DecodeRows, HostRows, MixedRows
 from antiphon_engine.cuda.supported_models import supports
 from antiphon_engine.cuda.transformer import CudaSettings, CudaTransformer
 from antiphon_engine.kv_tensors import NARROW, KvLayout, KvTensors
@@ -67,22 +67,23 @@ class Harness:
         generator = torch.Generator().manual_seed(5)
         self.text = torch.randint(0, VOCABULARY_SIZE, (NUM_SLOTS, 64), generator=generator)
         blocks = torch.randperm(NUM_SLOTS * NUM_BLOCKS, generator=generator) + 1
-        self.tables = blocks.view(NUM_SLOTS, NUM_BLOCKS).to(device)
+        self.tables = blocks.view(NUM_SLOTS, NUM_BLOCKS).int().to(device)
 
     def batch(self, slots: list[int], contexts: list[int], counts: list[int]) -> StepBatch:
         row = torch.repeat_interleave(torch.tensor(slots), torch.tensor(counts))
         spans = zip(contexts, counts, strict=True)
         position = torch.cat([torch.arange(begin, begin + count) for begin, count in spans])
         block = self.tables[row.to(self.device), position.to(self.device) // BLOCK_TOKENS]
-        mapping = block * BLOCK_TOKENS + position.to(self.device) % BLOCK_TOKENS
+        mapping = block.long() * BLOCK_TOKENS + position.to(self.device) % BLOCK_TOKENS
         return StepBatch(
-            input_ids_T=self.text[row, position].to(self.device),
-            positions_T=position.to(self.device),
+            input_ids_T=self.text[row, position].int().to(self.device),
+            positions_T=position.int().to(self.device),
             rows=StepRows(
                 num_tokens=np.array(counts, np.int32),
                 token_starts=np.cumsum([0, *counts[:-1]]).astype(np.int32),
                 context_tokens=np.array(contexts, np.int32),
-                block_tables=(self.tables[slots],),
+                slots=np.array(slots, np.int32),
+                block_tables=(self.tables,),
                 slot_mapping=(mapping,),
             ),
             kv=self.kv,
@@ -90,10 +91,29 @@ class Harness:
 
     def step(self, slots: list[int], contexts: list[int], counts: list[int]) -> Tensor:
         """Returns the logits behind each row's last token."""
-        hidden = self.model.hidden_states(self.batch(slots, contexts, counts))
         last = torch.tensor(counts, device=self.device).cumsum(0) - 1
-        logits: Tensor = self.model.logits(hidden[last])
-        return logits.clone()
+        return self.logits(self.batch(slots, contexts, counts), last).clone()
+
+    def logits(self, batch: StepBatch, places: Tensor) -> Tensor:
+        """Returns the logits behind some of the tokens."""
+        raise NotImplementedError
+
+
+class Reference(Harness):
+    """By PyTorch's operators."""
+
+    def logits(self, batch: StepBatch, places: Tensor) -> Tensor:
+        logits: Tensor = self.model.logits(self.model.hidden_states(batch), places)
+        return logits
+
+
+class Own(Harness):
+    """By the kernels."""
+
+    def logits(self, batch: StepBatch, places: Tensor) -> Tensor:
+        self.model.bind(self.kv)
+        logits: Tensor = self.model.logits(self.model.forward(mixed_rows(batch))[places])
+        return logits
 
     def decode(self, slots: list[int], contexts: list[int]) -> Tensor:
         """As `step` for rows of one token, by the path that is captured, with a padding row."""
@@ -109,11 +129,31 @@ class Harness:
                 input_ids_B=ints([*ids, 0]),
                 positions_B=ints([*contexts, -1]),
                 slots_B=ints([*slots, NUM_SLOTS - 1]),
-                block_tables_SM=self.tables.int(),
+                block_tables_SM=self.tables,
                 logits_BV=logits,
             )
         )
         return logits[:-1]
+
+
+def mixed_rows(batch: StepBatch) -> MixedRows:
+    """Returns the rows of a batch, those that decode first."""
+    rows = batch.rows
+    (tables,) = rows.block_tables
+    device = tables.device
+    is_chunk = rows.num_tokens != 1
+    starts = np.append(rows.token_starts, len(batch.input_ids_T)).astype(np.int32)
+    return MixedRows(
+        input_ids_T=batch.input_ids_T,
+        positions_T=batch.positions_T,
+        slot_mapping_T=rows.slot_mapping[0],
+        row_starts_R1=torch.from_numpy(starts).to(device),
+        contexts_R=torch.from_numpy(rows.context_tokens).to(device),
+        slots_R=torch.from_numpy(rows.slots).to(device),
+        block_tables_SM=tables,
+        num_decode_rows=int(is_chunk.argmax()) if is_chunk.any() else len(is_chunk),
+        host=HostRows(row_starts_R1=starts, contexts_R=rows.context_tokens, slots_R=rows.slots),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -159,12 +199,12 @@ def _nothing(stage: str, done: int, total: int) -> None:
     pass
 
 
-def _reference(checkpoint: Path, device: torch.device) -> Harness:
+def _reference(checkpoint: Path, device: torch.device) -> Reference:
     config = _config(checkpoint)
     with device:
         model = Transformer(config, part=Partition(), dtype=torch.float32)
     model.load(checkpoint, on_progress=_nothing)
-    return Harness(model, config, device)
+    return Reference(model, config, device)
 
 
 def _own(
@@ -176,7 +216,7 @@ def _own(
     keeps_stored: bool = False,
     cache_dir: Path | None = None,
     kv_dtype: torch.dtype = torch.float32,
-) -> Harness:
+) -> Own:
     config = _config(checkpoint)
     settings = CudaSettings(
         max_step_tokens=64,
@@ -192,7 +232,7 @@ def _own(
     with device:
         model = CudaTransformer(config, part=Partition(), dtype=torch.float32, settings=settings)
     model.load(checkpoint, on_progress=_nothing)
-    return Harness(model, config, device, kv_dtype)
+    return Own(model, config, device, kv_dtype)
 
 
 @pytest.mark.parametrize(

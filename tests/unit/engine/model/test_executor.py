@@ -220,8 +220,9 @@ class ScriptedModel:
     def hidden_states(self, batch):
         return (batch.input_ids_T + 1) % self._vocabulary_size
 
-    def logits(self, next_ids):
-        return torch.nn.functional.one_hot(next_ids, self._vocabulary_size).float()
+    def logits(self, next_ids, rows):
+        chosen = next_ids.index_select(0, rows).long()
+        return torch.nn.functional.one_hot(chosen, self._vocabulary_size).float()
 
     def likeliest(self, num_rows):
         return None

@@ -52,14 +52,16 @@ class Rows:
         self.v = [randn(c + s, NUM_KV_HEADS, HEAD_DIM) for c, s in lengths]
         self.q = [randn(s, NUM_HEADS, HEAD_DIM) for _, s in lengths]
         blocks = (torch.randperm(NUM_BLOCKS - 1, generator=generator) + 1).tolist()
-        self.tables = torch.zeros(len(lengths), 16, dtype=torch.int64)
+        self.row_slots = torch.randperm(len(lengths), generator=generator)
+        self.tables = torch.zeros(len(lengths), 16, dtype=torch.int32)
         for row, (context, step) in enumerate(lengths):
             for i in range(-(-(context + step) // BLOCK_TOKENS)):
-                self.tables[row, i] = blocks.pop()
+                self.tables[self.row_slots[row], i] = blocks.pop()
 
     def slots(self, row, first, last):
         positions = torch.arange(first, last)
-        return self.tables[row, positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
+        blocks = self.tables[self.row_slots[row], positions // BLOCK_TOKENS].long()
+        return blocks * BLOCK_TOKENS + positions % BLOCK_TOKENS
 
     def attend(self, kv, *, gather_limit_tokens=65_536):
         spans = [(context, context + step) for context, step in self.lengths]
@@ -71,6 +73,7 @@ class Rows:
             num_tokens=num_tokens,
             token_starts=(np.cumsum(num_tokens) - num_tokens).astype(np.int32),
             context_tokens=np.array([context for context, _ in self.lengths], np.int32),
+            slots=self.row_slots.numpy().astype(np.int32),
             block_tables=(self.tables,),
             slot_mapping=(torch.cat([self.slots(row, *span) for row, span in enumerate(spans)]),),
         )

@@ -11,15 +11,16 @@
 
 namespace antiphon::kernels {
 
-// A step's rows. R: rows, M: blocks of a table. Each row's tokens follow what the cache has of it,
-// and their keys and values are stored already.
+// A step's rows. R: rows, S: slots, M: blocks of the longest context. Each row's tokens follow what
+// the cache has of it, and their keys and values are stored already.
 struct AttentionStep {
   std::int64_t num_rows;        // R
   const std::int32_t* q_len;    // [R], from 1
   const std::int32_t* cu_q;     // [R]: a row's first token among the step's
   const std::int32_t* ctx_len;  // [R]: tokens before those
-  const std::int64_t*
-      block_table;            // [R, M]: blocks in order; what is behind a row's end isn't read
+  const std::int32_t* slots;    // [R]: each row's line of the table
+  const std::int32_t*
+      block_table;            // [S, M]: blocks in order; what is behind a row's end isn't read
   std::int64_t table_stride;  // M
 };
 

@@ -44,17 +44,18 @@ struct AttentionShape {
   std::int64_t head_dim = 0;
 };
 
-// The tokens of one step, T of them in R rows. A program that has no use for an array takes it
-// empty.
+// The tokens of one step, T of them in R rows, and the blocks of S slots. A program that has no use
+// for an array takes it empty.
 struct StepArrays {
   std::int64_t num_tokens = 0;
-  std::span<const std::int64_t> token_ids;     // [T]
-  std::span<const std::int64_t> positions;     // [T]
+  std::span<const std::int32_t> token_ids;     // [T]
+  std::span<const std::int32_t> positions;     // [T]
   std::span<const std::int64_t> slot_mapping;  // [T] block * block_tokens + offset
   std::span<const std::int32_t> row_tokens;    // [R] tokens that the step computes, from 1
   std::span<const std::int32_t> row_starts;    // [R] where they begin in [T]
   std::span<const std::int32_t> row_contexts;  // [R] tokens in the cache before the step
-  std::span<const std::int64_t> block_tables;  // [R, table_columns]
+  std::span<const std::int32_t> row_slots;     // [R] each row's line of the tables
+  std::span<const std::int32_t> block_tables;  // [S, table_columns]
   std::int64_t table_columns = 0;
 };
 
