@@ -207,7 +207,6 @@ def make_core(config: EngineConfig, model: LoadedModel) -> _native.EngineCore:
             num_host_blocks=model.facts.num_host_blocks,
             onload_cost_tokens=config.onload_cost_tokens,
             onload_block_cost_tokens=config.onload_block_cost_tokens,
-            num_kv_events=config.num_kv_events,
             pause_every=config.fault_pause_every,
             miss_every=config.fault_miss_every,
             fail_host_allocation_every=config.fault_fail_host_allocation_every,

@@ -131,7 +131,6 @@ RULES: Final[Mapping[str, Range | Choice]] = {
     "engine.run_ahead": Range(-1, 2),
     "engine.onload_cost_tokens": _TOKENS_OF_WORK,
     "engine.onload_block_cost_tokens": _TOKENS_OF_WORK,
-    "engine.num_kv_events": Range(0, 1 << 24),
     "engine.grammar_cache_bytes": _BYTES,
     "engine.grammar_step_limit_ms": Range(1, 60_000),
     "engine.stall_limit_s": _DELAY,

@@ -96,8 +96,6 @@ class EngineConfig:
     meanwhile; where the prefix is shorter, it is computed again."""
     onload_block_cost_tokens: int = 0
     """As onload_cost_tokens, for each block."""
-    num_kv_events: int = 0
-    """Events of the KV cache kept for readers; 0: none."""
     grammar_cache_bytes: int = 256 << 20
     """Memory for compiled grammars that later requests may use again; and as much for those that
     have grown large by the outputs that run. Beyond it, such an output fails; small grammars take
