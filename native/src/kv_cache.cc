@@ -113,9 +113,24 @@ ParentKey KvCache::NextParent(const BlockChain& chain) {
 }
 
 void KvCache::ClaimPartial(const PrefixMatch& match, BlockChain& chain) {
-  ANTIPHON_CHECK(num_copies_left() >= 1);
-  const Place source = ReadablePlace(match.partial);
   index_.AddHit(match.partial);
+  chain.blocks.push_back(
+      TakeCopyOf(ReadablePlace(match.partial), CopyKind::kOnWrite, match.partial_tokens));
+  ++num_copies_on_write_;
+}
+
+void KvCache::Onload(NodeId node, BlockChain& chain) {
+  index_.AddHit(node);
+  const Place source = {.tier = Tier::kHost, .block = index_.block(node, Tier::kHost)};
+  const BlockId block = TakeCopyOf(source, CopyKind::kOnload, config_.block_tokens);
+  AttachDeviceBlock(node, block);
+  chain.blocks.push_back(block);
+  ++num_onloads_;
+}
+
+// Takes a device block into which this step copies the first `num_tokens` of another one.
+BlockId KvCache::TakeCopyOf(Place source, CopyKind kind, std::int32_t num_tokens) {
+  ANTIPHON_CHECK(num_copies_left() >= 1);
   if (source.tier == Tier::kDevice) {
     HoldDeviceBlock(source.block);
   } else {
@@ -124,31 +139,12 @@ void KvCache::ClaimPartial(const PrefixMatch& match, BlockChain& chain) {
   const BlockId block = TakeBlock(/*num_reserved_copies=*/1);
   HoldDeviceBlock(block);
   MarkCopiedInto(block);
-  copies_.push_back({.kind = CopyKind::kOnWrite,
+  copies_.push_back({.kind = kind,
                      .source_tier = source.tier,
                      .source = source.block,
                      .destination = block,
-                     .num_tokens = match.partial_tokens});
-  chain.blocks.push_back(block);
-  ++num_copies_on_write_;
-}
-
-void KvCache::Onload(NodeId node, BlockChain& chain) {
-  ANTIPHON_CHECK(num_copies_left() >= 1);
-  const BlockId source = index_.block(node, Tier::kHost);
-  index_.AddHit(node);
-  HoldHostBlock(source);
-  const BlockId block = TakeBlock(/*num_reserved_copies=*/1);
-  HoldDeviceBlock(block);
-  MarkCopiedInto(block);
-  copies_.push_back({.kind = CopyKind::kOnload,
-                     .source_tier = Tier::kHost,
-                     .source = source,
-                     .destination = block,
-                     .num_tokens = config_.block_tokens});
-  AttachDeviceBlock(node, block);
-  chain.blocks.push_back(block);
-  ++num_onloads_;
+                     .num_tokens = num_tokens});
+  return block;
 }
 
 void KvCache::Reference(NodeId node) {

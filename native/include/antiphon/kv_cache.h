@@ -232,6 +232,7 @@ class KvCache {
   // kv_cache.cc
   void ClaimPartial(const PrefixMatch& match, BlockChain& chain);
   void Onload(NodeId node, BlockChain& chain);
+  BlockId TakeCopyOf(Place source, CopyKind kind, std::int32_t num_tokens);
   void Reference(NodeId node);
   void HoldDeviceBlock(BlockId block);
   void HoldHostBlock(BlockId block);
