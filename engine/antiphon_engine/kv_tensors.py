@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from antiphon_engine.api.errors import StartupError
+from antiphon_engine.block_moves import make_moves
 
 NARROW: Final = torch.float8_e4m3fn
 """The element type of a cache of 8-bit floats, each head of a token with a scale of its own."""
@@ -80,6 +81,7 @@ class KvTensors:
             _zeros(layout.block_shape, layout.stored_dtype, device)
             for _ in range(2 * layout.num_layers)
         ]
+        self._moves = make_moves(self._pools)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Returns keys and values of a layer, of the layout's `block_shape` each."""
@@ -97,18 +99,15 @@ class KvTensors:
 
     def copy_blocks(self, source_N: Tensor, target_N: Tensor) -> None:
         """Copies whole blocks onto others; no target is a source too."""
-        for pool in self._pools:
-            pool.index_copy_(0, target_N, pool.index_select(0, source_N))
+        self._moves.copy(source_N, target_N)
 
     def pack(self, blocks_N: Tensor, packed_NLBKD: Tensor) -> None:
         """Copies whole blocks into one piece each."""
-        for index, pool in enumerate(self._pools):
-            packed_NLBKD[:, index] = pool.index_select(0, blocks_N)
+        self._moves.pack(blocks_N, packed_NLBKD)
 
     def unpack(self, packed_NLBKD: Tensor, blocks_N: Tensor) -> None:
         """Copies pieces into whole blocks."""
-        for index, pool in enumerate(self._pools):
-            pool.index_copy_(0, blocks_N, packed_NLBKD[:, index])
+        self._moves.unpack(packed_NLBKD, blocks_N)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None) -> Tensor:
