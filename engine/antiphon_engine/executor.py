@@ -151,6 +151,10 @@ class Executor:
         launch.likeliest_S = self._model.likeliest(num_samples)
         return logits_SV
 
+    def overlapped_ns(self, set_index: int) -> int:
+        """See StepExecutor."""
+        return 0
+
     def likeliest(self, set_index: int) -> Tensor | None:
         """See StepExecutor."""
         launch = self._launches[set_index]

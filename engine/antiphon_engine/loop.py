@@ -133,6 +133,7 @@ class EngineLoop:
         self._schedule_time_ns = 0
         self._retired_ns = 0
         self._waited_ns = 0
+        self._overlapped_ns = 0
 
     def run(self) -> None:
         """Works until Shutdown or the front end's end.
@@ -255,7 +256,7 @@ class EngineLoop:
         while self._flights and len(self._flights) > num_left:
             self._retire(self._flights.popleft())
         if launched:
-            host_ns = self._clock_ns() - start_ns - self._waited_ns
+            host_ns = self._clock_ns() - start_ns - self._waited_ns - self._overlapped_ns
             self._run_ahead.note_step(step_ns=self._step_time_ns, host_ns=host_ns)
         self._busy = launched or num_flights > 0
         self._rested = self._rested and not self._busy
@@ -277,6 +278,7 @@ class EngineLoop:
         self._assign_slots(plan)
         self._watch(StepPart.LAUNCH)
         sampled, late_rows = self._compute(set_index, plan)
+        self._overlapped_ns = self._executor.overlapped_ns(set_index)
         logprobs = StepLogprobs(rows=sampled.logprobs, prompts=self._score(set_index, plan))
         self._executor.store_tokens(set_index, sampled.tokens)
         self._flights.append(

@@ -41,7 +41,8 @@ class RunAhead:
 
         Args:
             step_ns: From the end of the step before the last one that ended to that one's.
-            host_ns: What the host worked meanwhile, without its waits for the device.
+            host_ns: What the host worked meanwhile, without its waits for the device and without
+                launches that went on beside the step that they belong to.
         """
         self._steps_since_request += 1
         self._step_ns = _KEPT * self._step_ns + step_ns

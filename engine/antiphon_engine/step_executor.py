@@ -62,6 +62,12 @@ class StepExecutor(Protocol):
             caller's to overwrite.
         """
 
+    def overlapped_ns(self, set_index: int) -> int:
+        """Returns how long `execute` went on for the set when the device had begun with its step.
+
+        That part of the launch holds nobody up.
+        """
+
     def likeliest(self, set_index: int) -> torch.Tensor | None:
         """Returns the likeliest tokens of the logits that `execute` returned for the set last.
 

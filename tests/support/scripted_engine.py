@@ -113,6 +113,9 @@ class ScriptedExecutor:
             logits[i] = self._logits(self._speakers[place], int(position))
         return torch.from_numpy(logits)
 
+    def overlapped_ns(self, set_index: int) -> int:
+        return 0
+
     def likeliest(self, set_index: int) -> torch.Tensor | None:
         return None
 

@@ -7,6 +7,7 @@ it. So the next step can be launched before these tokens have reached the host.
 Shape suffixes: T tokens of a step, R its rows, S its sampled rows, H hidden size, V vocabulary.
 """
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -66,6 +67,8 @@ class _Launch:
     likeliest_S: Tensor | None = None
     keeps_likeliest: bool = False
     """Whether the likeliest tokens are the last ones of their slots already."""
+    overlapped_ns: int = 0
+    """How long its launch went on when it had begun."""
     hidden_TH: Tensor = field(default_factory=lambda: _NOTHING)
     """What the model made of the step's tokens, where that can be asked for."""
 
@@ -242,6 +245,12 @@ class CudaExecutor:
         launch.likeliest_S = self._captured.likeliest(num_samples)
         return self._captured.logits(num_samples)
 
+    def overlapped_ns(self, set_index: int) -> int:
+        """See StepExecutor."""
+        launch = self._launches[set_index]
+        assert launch is not None
+        return launch.overlapped_ns
+
     def likeliest(self, set_index: int) -> Tensor | None:
         """See StepExecutor."""
         launch = self._launches[set_index]
@@ -339,6 +348,7 @@ class CudaExecutor:
         header = host.buffers["header"]
         num_samples = self._pad_samples(host.buffers, launch.num_samples)
         self._slab.take(host, num_deltas=num_deltas)
+        begun_ns = time.perf_counter_ns()
         if num_deltas:
             self._tables.change_blocks(self._slab.table_deltas_D3[:num_deltas])
         if not launch.num_rows:
@@ -349,7 +359,9 @@ class CudaExecutor:
             num_decode_rows=int(header[_native.HEADER_NUM_DECODE_ROWS]),
         )
         sample_rows_S = self._slab.sample_rows_B[:num_samples].long()
-        return self._model.logits(launch.hidden_TH[sample_rows_S])[: launch.num_samples]
+        logits_SV = self._model.logits(launch.hidden_TH[sample_rows_S])[: launch.num_samples]
+        launch.overlapped_ns = time.perf_counter_ns() - begun_ns
+        return logits_SV
 
     def _pad_samples(self, step: StepBuffers, num_samples: int) -> int:
         """Returns how many rows' logits are computed: no other number than captured steps have.

@@ -78,6 +78,10 @@ class TimedExecutor:
         _mark(self._starts, set_index)
         return self._executor.execute(set_index)
 
+    def overlapped_ns(self, set_index: int) -> int:
+        """See StepExecutor."""
+        return self._executor.overlapped_ns(set_index)
+
     def likeliest(self, set_index: int) -> torch.Tensor | None:
         """See StepExecutor."""
         return self._executor.likeliest(set_index)

@@ -1,15 +1,19 @@
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
+from torch import Tensor
 
 from antiphon_engine.api.config import EngineConfig
-from antiphon_engine.api.messages import SamplingParams, StopParams
+from antiphon_engine.api.messages import SamplingParams, StopParams, Submit
 from antiphon_engine.api.process import EngineStart
-from antiphon_engine.engine_process import make_parts
+from antiphon_engine.engine_process import loop_settings, make_parts
+from antiphon_engine.loop import EngineLoop
+from antiphon_engine.offline_bench.driver import OfflineLink
 from antiphon_engine.run_ahead import RECENT_STEPS, RunAhead
 from support.loop_harness import LoopHarness, request, running_loop
-from support.scripted_engine import Script, load_scripted
+from support.scripted_engine import Script, ScriptedExecutor, load_scripted
 
 MS = 1_000_000
 CONFIG = EngineConfig(
@@ -146,6 +150,51 @@ def test_steps_that_were_ahead_are_taken_in_at_once() -> None:
         harness.step()
 
         assert len(harness.heard.steps) == 8
+
+
+class LaunchingExecutor(ScriptedExecutor):
+    """Launches for 30 ms, for 25 of which the step already runs; it ends 50 ms later."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(Script(), config)
+        self.now_ns = 0
+
+    def execute(self, set_index: int) -> Tensor:
+        self.now_ns += 30 * MS
+        return super().execute(set_index)
+
+    def overlapped_ns(self, set_index: int) -> int:
+        return 25 * MS
+
+    def wait(self, set_index: int) -> None:
+        self.now_ns += 50 * MS
+        super().wait(set_index)
+
+
+class Counted(RunAhead):
+    """Keeps what steps took of the host."""
+
+    def __init__(self) -> None:
+        super().__init__(0, adapts=False)
+        self.hosts_ns: list[int] = []
+
+    def note_step(self, *, step_ns: int, host_ns: int) -> None:
+        self.hosts_ns.append(host_ns)
+
+
+def test_host_counts_for_what_the_device_stands_still_for_alone() -> None:
+    executor, run_ahead, link = LaunchingExecutor(CONFIG), Counted(), OfflineLink()
+    model = replace(load_scripted(Script(), CONFIG), executor=executor)
+    parts = make_parts(EngineStart(config=CONFIG, checkpoint="scripted"), model)
+    parts = replace(parts, run_ahead=run_ahead)
+    loop = EngineLoop(parts, link, loop_settings(CONFIG), clock_ns=lambda: executor.now_ns)
+    stop = StopParams(max_output_tokens=3)
+    link.put(Submit(request_id=1, request=request(1, 3, stop=stop)))
+    while loop.busy or not run_ahead.hosts_ns:
+        loop.run_once()
+    parts.close()
+
+    assert run_ahead.hosts_ns == [5 * MS] * 3
 
 
 @pytest.mark.parametrize("seed", range(8))
