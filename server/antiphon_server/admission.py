@@ -5,12 +5,12 @@ from typing import Final
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.handle import EngineHandle, EngineState
+from antiphon_server.times import NS_PER_S
 
 _LEAST_RETRY_DELAY_S: Final = 0.1
 _MOST_RETRY_DELAY_S: Final = 30.0
 _ENGINE_RETRY_DELAY_S: Final = 2.0
 _WEIGHT_OF_LAST_WAIT: Final = 0.2
-_NANOS: Final = 1_000_000_000
 
 
 class Admission:
@@ -85,7 +85,7 @@ class Admission:
         """Moves a request from waiting to running."""
         self._num_waiting -= 1
         self._num_running += 1
-        change_s = max(0, waited_ns) / _NANOS - self._mean_wait_s
+        change_s = max(0, waited_ns) / NS_PER_S - self._mean_wait_s
         self._mean_wait_s += _WEIGHT_OF_LAST_WAIT * change_s
 
     def note_end(self, *, had_started: bool) -> None:

@@ -12,7 +12,6 @@ from antiphon.v1.types_pb2 import (
     SamplingParams,
     TokenLogprob,
 )
-from google.protobuf.duration_pb2 import Duration
 
 from antiphon_engine.api import messages
 from antiphon_engine.api.errors import StartupError
@@ -32,8 +31,6 @@ FINISH_REASONS: Final[Mapping[messages.FinishReason, "FinishReason.ValueType"]] 
 PROMPT_PART_TOKENS: Final = 200_000
 """Token ids in a PromptPart: at five bytes each at most, they stay below 1 MiB."""
 
-_NANOS: Final = 1_000_000_000
-
 
 class TokenBytes(Protocol):
     """Whatever knows the bytes of a token."""
@@ -45,12 +42,6 @@ class TokenBytes(Protocol):
 def pack_token_ids(token_ids: Sequence[int]) -> bytes:
     """Returns token ids as the engine takes them: int32, little-endian."""
     return array("i", token_ids).tobytes()
-
-
-def to_duration(nanoseconds: int) -> Duration:
-    """Returns a span of time, or zero for one that never was."""
-    seconds, nanos = divmod(max(0, nanoseconds), _NANOS)
-    return Duration(seconds=seconds, nanos=nanos)
 
 
 def to_position_logprobs(

@@ -7,17 +7,16 @@ from typing import Final
 from antiphon.v1.types_pb2 import GoAway
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
-from antiphon_server.convert import to_duration
 from antiphon_server.long_calls import LongCalls
 from antiphon_server.sessions.registry import SessionRegistry
 from antiphon_server.supervision import Supervision
+from antiphon_server.times import NS_PER_S, to_duration
 
 _TURN_END_S: Final = 4.0
 """How long turns that were cancelled may take to end and to be written."""
 _CALL_END_S: Final = 1.0
 """How long calls may take to tell their callers of it."""
 _RETRY_DELAY_S: Final = 1.0
-_NANOS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +91,7 @@ class Draining:
         self._supervision.begin_drain()
         if self._registry is not None:
             self._registry.drain(time_left_s=limit_s)
-        time_left = to_duration(round(limit_s * _NANOS))
+        time_left = to_duration(round(limit_s * NS_PER_S))
         self._long_calls.send_away(
             GoAway(reason=GoAway.REASON_DRAINING, time_left=time_left), _draining()
         )

@@ -30,6 +30,7 @@ from antiphon_server.request_facts import RequestFacts
 from antiphon_server.served_model import ServedModel
 from antiphon_server.telemetry.request_record import Stage
 from antiphon_server.text_at_once import TextAtOnce
+from antiphon_server.times import NS_PER_S
 
 OutputEvent = Delta | ToolCallReady | OutputFinished
 Event = GenerationStarted | PromptPart | OutputEvent | GenerationCompleted
@@ -39,7 +40,6 @@ Hold = Callable[[], Awaitable[None]]
 
 _END_GRACE_S: Final = 1.0
 """How long the engine may take to confirm an end before that is told without it."""
-_NANOS: Final = 1_000_000_000
 
 
 class Generation:
@@ -225,16 +225,16 @@ class Generation:
     def _start_timers(self) -> Iterator[asyncio.TimerHandle]:
         loop, now_ns = asyncio.get_running_loop(), self._run.clock_ns()
         if self._spec.deadline_ns is not None:
-            yield loop.call_later((self._spec.deadline_ns - now_ns) / _NANOS, self._time_out)
+            yield loop.call_later((self._spec.deadline_ns - now_ns) / NS_PER_S, self._time_out)
         limit_s = self._spec.config.time_limit_s
         if limit_s is not None:
-            spent_s = (now_ns - self._spec.received_ns) / _NANOS
+            spent_s = (now_ns - self._spec.received_ns) / NS_PER_S
             reason = FinishReason.FINISH_REASON_TIME_LIMIT
             yield loop.call_later(limit_s - spent_s, self._end_early, reason)
 
     def _time_out(self) -> None:
         """Fails the request at its deadline, whether or not anyone reads its events now."""
-        spent_s = (self._run.clock_ns() - self._spec.received_ns) / _NANOS
+        spent_s = (self._run.clock_ns() - self._spec.received_ns) / NS_PER_S
         where = (
             f"{self.usage.output_tokens} output tokens were delivered"
             if self._facts.first_step_ns

@@ -8,7 +8,7 @@ from typing import Final
 
 from antiphon.v1 import admin_pb2
 
-from antiphon_server.convert import to_duration
+from antiphon_server.times import to_duration
 
 MAX_REQUESTS: Final = 1024
 WINDOW_NS: Final = 60 * 10**9

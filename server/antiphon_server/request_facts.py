@@ -6,7 +6,7 @@ from antiphon.v1.types_pb2 import PrefillChunk, Rest, Timings
 
 from antiphon_engine.api.handle import RequestNews
 from antiphon_engine.api.request_times import RequestTimes
-from antiphon_server.convert import to_duration
+from antiphon_server.times import to_duration
 
 
 @dataclass(slots=True)

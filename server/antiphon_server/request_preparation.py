@@ -134,7 +134,7 @@ class RequestPreparation:
         offer = ToolOffer(
             tools=request.prompt.conversation.tools, path=join_path(path, "prompt.conversation")
         )
-        recorder.names_model(model.name)
+        recorder.note_model(model.name)
         is_held = request.config.HasField("constraint") or bool(offer.tools)
         with recorder.constraint_check(is_asked=is_held):
             constraint = await constraint_of(
@@ -148,7 +148,7 @@ class RequestPreparation:
                 path=join_path(path, "prompt"),
                 reasoning=asks_to_think(request.config.reasoning),
             )
-        recorder.takes_in(lambda: rendered.text)
+        recorder.note_input(lambda: rendered.text)
         plan = self._plan_output(request, rendered.token_ids, model, path)
         prompt_ids = [*rendered.token_ids, *plan.opening_ids]
         config = resolve_config(

@@ -8,11 +8,10 @@ from typing import Final, Protocol
 from antiphon.v1.types_pb2 import GoAway
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
-from antiphon_server.convert import to_duration
+from antiphon_server.times import NS_PER_S, to_duration
 
 _RETRY_DELAY_S: Final = 0.1
 """Others that are as old come back at the same time."""
-_NANOS: Final = 1_000_000_000
 
 
 class LongCall(Protocol):
@@ -40,7 +39,7 @@ class StreamAges:
         if self._max_age_s:
             loop = asyncio.get_running_loop()
             go_away = GoAway(
-                reason=GoAway.REASON_MAX_AGE, time_left=to_duration(round(self._grace_s * _NANOS))
+                reason=GoAway.REASON_MAX_AGE, time_left=to_duration(round(self._grace_s * NS_PER_S))
             )
             end = self._too_old()
             timers = [

@@ -13,6 +13,7 @@ from antiphon_engine.api.messages import SamplingParams, StopParams
 from antiphon_server.capabilities import check_offered
 from antiphon_server.constraints.reading import check_constraint
 from antiphon_server.served_model import ServedModel
+from antiphon_server.times import to_s
 from antiphon_server.validation_fields import Range, Violations
 from antiphon_server.validation_items import check_items, check_items_offered, check_prompt
 from antiphon_server.validation_sampling import (
@@ -26,7 +27,6 @@ from antiphon_server.validation_stop import (
     check_stop,
     effective_stop,
     resolve_stop,
-    seconds_of,
 )
 from antiphon_server.validation_tools import (
     check_tool_choice,
@@ -182,7 +182,7 @@ def resolve_config(  # noqa: PLR0913 - the shape that the parts of the front end
         want_token_ids=output.token_ids,
         want_prompt_token_ids=output.prompt_token_ids,
         show_special_tokens=output.special_tokens,
-        time_limit_s=seconds_of(limit) if limit else None,
+        time_limit_s=to_s(limit) if limit else None,
         priority=priority,
         effective=_effective(merged, sampling, stop, priority),
     )

@@ -9,13 +9,13 @@ from google.protobuf.duration_pb2 import Duration
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_engine.api.messages import StopParams
+from antiphon_server.times import NS_PER_S
 from antiphon_server.validation_fields import Violations
 
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_STRING_CHARACTERS: Final = 256
 MAX_STOP_TOKEN_IDS: Final = 64
 
-_NANOS: Final = 1_000_000_000
 _MAX_DURATION_S: Final = 315_576_000_000  # Ten thousand years, as protobuf has it.
 
 
@@ -61,7 +61,7 @@ def check_stop(
 
 def check_positive_duration(value: Duration, *, path: str, violations: Violations) -> None:
     """Adds a violation where a duration is out of protobuf's range, or not above zero."""
-    valid = 0 <= value.seconds <= _MAX_DURATION_S and 0 <= value.nanos < _NANOS
+    valid = 0 <= value.seconds <= _MAX_DURATION_S and 0 <= value.nanos < NS_PER_S
     if not valid or (value.seconds, value.nanos) == (0, 0):
         violations.add(path, f"must be above zero, is {value.seconds} s and {value.nanos} ns")
 
@@ -116,8 +116,3 @@ def effective_stop(params: StopParams, asked: StopConditions) -> StopConditions:
         ignore_eos=asked.ignore_eos,
         time_limit=asked.time_limit if asked.HasField("time_limit") else None,
     )
-
-
-def seconds_of(duration: Duration) -> float:
-    """Returns a duration in seconds."""
-    return duration.seconds + duration.nanos / _NANOS

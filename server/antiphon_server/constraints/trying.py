@@ -6,8 +6,8 @@ from antiphon.v1.types_pb2 import FieldViolation as FieldViolationMessage
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, FieldViolation, InvalidRequest
 from antiphon_server.capabilities import unsupported_feature
 from antiphon_server.constraints.reading import check_constraint, read_constraint
-from antiphon_server.convert import to_duration
 from antiphon_server.served_model import ServedModel
+from antiphon_server.times import to_duration
 from antiphon_server.validation_fields import Violations
 
 _OF_THE_CONSTRAINT = frozenset(

@@ -18,6 +18,7 @@ from antiphon_engine.api.handle import EngineState
 from antiphon_server.draining import Draining
 from antiphon_server.served_model import ServedModel
 from antiphon_server.served_models import find_model
+from antiphon_server.times import to_s
 
 MIN_INTERVAL_S: Final = 0.01
 DEFAULT_INTERVAL_S: Final = 1.0
@@ -190,7 +191,7 @@ def _violations(model: ServedModel) -> dict[str, int]:
 
 
 def _checked_limit_s(limit: Duration) -> float:
-    limit_s = limit.seconds + limit.nanos / 1e9
+    limit_s = to_s(limit)
     if not 0 <= limit_s <= MAX_LIMIT_S:
         raise InvalidRequest(
             FieldViolation("limit", f"is {limit_s:g} s; it may be from 0 to {MAX_LIMIT_S:g} s")
@@ -199,7 +200,7 @@ def _checked_limit_s(limit: Duration) -> float:
 
 
 def _checked_interval_s(interval: Duration) -> float:
-    interval_s = interval.seconds + interval.nanos / 1e9
+    interval_s = to_s(interval)
     if not MIN_INTERVAL_S <= interval_s <= MAX_INTERVAL_S:
         raise InvalidRequest(
             FieldViolation(

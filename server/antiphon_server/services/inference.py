@@ -37,12 +37,12 @@ from antiphon_server.telemetry.call_trace import current_call
 from antiphon_server.telemetry.request_record import RequestKind
 from antiphon_server.telemetry.request_recorder import RequestRecorder
 from antiphon_server.telemetry.telemetry import Telemetry
+from antiphon_server.times import NS_PER_S
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
 
 _SIZE_HINT: Final = "use StreamGenerate, or ask for less"
-_NANOS: Final = 1_000_000_000
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
@@ -142,11 +142,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     def _terms(self, context: ServicerContext[RequestT, ResponseT]) -> Terms:
         received_ns = self._clock_ns()
-        remaining_s = context.time_remaining()
+        left_s = context.time_remaining()
         return Terms(
             scope=Scope(tenant=caller_of(context).tenant),
             received_ns=received_ns,
-            deadline_ns=None if remaining_s is None else received_ns + round(remaining_s * _NANOS),
+            deadline_ns=None if left_s is None else received_ns + round(left_s * NS_PER_S),
             trace=current_call().inner,
             call=current_call(),
         )

@@ -29,14 +29,13 @@ from antiphon_server.status import to_failure
 from antiphon_server.telemetry.request_record import RequestKind
 from antiphon_server.telemetry.request_recorder import RequestRecorder
 from antiphon_server.telemetry.telemetry import Telemetry
+from antiphon_server.times import NS_PER_S
 
 MAX_WAITING: Final = 64
 """Requests that are read ahead while as many run as may, so that cancels get through."""
 
 MAX_RENDERING: Final = 4
 """Prompts of a stream that are rendered at a time; the threads for that are everyone's."""
-
-_NANOS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +253,7 @@ class MultiplexedStream:
 
     def _left_s(self, start: Start) -> float | None:
         deadline_ns = start.terms.deadline_ns
-        return None if deadline_ns is None else (deadline_ns - self._clock_ns()) / _NANOS
+        return None if deadline_ns is None else (deadline_ns - self._clock_ns()) / NS_PER_S
 
     def _tell(self, event: TaggedEvent) -> None:
         self._outbox.add(event)

@@ -11,8 +11,8 @@ from antiphon_engine.api.errors import FieldViolation, InvalidRequest
 from antiphon_engine.api.messages import Scope
 from antiphon_server.offload import Offload
 from antiphon_server.request_preparation import Terms
-from antiphon_server.sessions.times import check_duration
 from antiphon_server.telemetry.call_trace import CallTrace
+from antiphon_server.times import check_duration
 from antiphon_server.trace_context import TraceContext
 from antiphon_server.validation import check_unknown_fields
 from antiphon_server.validation_fields import Violations

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from antiphon_server.sessions.surroundings import Surroundings
-from antiphon_server.sessions.times import NS_PER_S
+from antiphon_server.times import NS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from antiphon_engine.api.handle import EngineHandle
 from antiphon_server.retention import DEFAULT_PRIORITY, RetentionHint
 from antiphon_server.sessions.records import COMPLETED, SessionKey, SessionRow, TurnQuery
 from antiphon_server.sessions.surroundings import Surroundings
-from antiphon_server.sessions.times import NS_PER_S, to_ns
+from antiphon_server.times import NS_PER_S, to_ns
 
 _NUM_LOOKED_AT = 16
 """Turns, from a fork's place backwards, among which its last answer is looked for."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from antiphon_server.sessions.event_log import EventLog
 from antiphon_server.sessions.records import SessionKey
-from antiphon_server.sessions.times import NS_PER_S
+from antiphon_server.times import NS_PER_S
 
 _ENTRY_BYTES: Final = 1024
 """What a log takes beside its events, about."""

@@ -8,7 +8,7 @@ from antiphon.v1.types_pb2 import Failure
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, FieldViolation
 from antiphon_server.sessions.records import FAILED, QUEUED, RUNNING
-from antiphon_server.sessions.times import to_ns
+from antiphon_server.times import to_ns
 
 _CANCELLED_CODE: Final = int(grpc.StatusCode.CANCELLED.value[0])
 

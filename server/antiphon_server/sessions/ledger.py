@@ -13,10 +13,10 @@ from antiphon_server.sessions.history_points import Base, base_at
 from antiphon_server.sessions.records import Receipt, Rewound, SessionRow
 from antiphon_server.sessions.session_rows import Head, behind_turn, changed, etag_of, stale_head
 from antiphon_server.sessions.surroundings import Surroundings
-from antiphon_server.sessions.times import NS_PER_S, to_timestamp
 from antiphon_server.sessions.turn import LiveTurn
 from antiphon_server.sessions.turn_generation import Outcome
 from antiphon_server.sessions.turn_request import TurnRequest
+from antiphon_server.times import NS_PER_S, to_timestamp
 
 
 class Ledger:

@@ -25,8 +25,8 @@ from antiphon_server.sessions.records import (
 from antiphon_server.sessions.session_requests import Checker, check_create, settable
 from antiphon_server.sessions.session_rows import SMALLER_SESSION, present, with_expiry
 from antiphon_server.sessions.surroundings import Surroundings
-from antiphon_server.sessions.times import NS_PER_S, to_timestamp
 from antiphon_server.sessions.turn_request import fingerprint
+from antiphon_server.times import NS_PER_S, to_timestamp
 from antiphon_server.validation_fields import join_path
 
 

@@ -14,12 +14,12 @@ from antiphon_server.sessions.records import Checkpoint, SessionKey, TurnOrder, 
 from antiphon_server.sessions.session import LiveSession
 from antiphon_server.sessions.session_rows import behind_turn
 from antiphon_server.sessions.surroundings import Surroundings
-from antiphon_server.sessions.times import NS_PER_S, to_ns, to_timestamp
 from antiphon_server.sessions.turn import LiveTurn
 from antiphon_server.sessions.turn_records import begin_record
 from antiphon_server.sessions.turn_request import Frame, TurnRequest, read_append, read_start_turn
 from antiphon_server.status import to_failure
 from antiphon_server.telemetry.request_record import RequestEventKind
+from antiphon_server.times import NS_PER_S, to_ns, to_timestamp
 
 _log = structlog.get_logger(__name__)
 

@@ -52,9 +52,9 @@ from antiphon_server.sessions.session_rows import present
 from antiphon_server.sessions.store import SessionStore
 from antiphon_server.sessions.surroundings import Surroundings
 from antiphon_server.sessions.sweeper import Sweeper
-from antiphon_server.sessions.times import NS_PER_S
 from antiphon_server.sessions.turn import LiveTurn
 from antiphon_server.telemetry.telemetry import Telemetry
+from antiphon_server.times import NS_PER_S
 from antiphon_server.validation_fields import join_path
 
 

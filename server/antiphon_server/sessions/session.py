@@ -34,7 +34,6 @@ from antiphon_server.sessions.session_rows import (
     present,
 )
 from antiphon_server.sessions.surroundings import Surroundings
-from antiphon_server.sessions.times import to_timestamp
 from antiphon_server.sessions.turn import LiveTurn
 from antiphon_server.sessions.turn_constraint import check_turn_constraint
 from antiphon_server.sessions.turn_logs import TurnLogs
@@ -42,6 +41,7 @@ from antiphon_server.sessions.turn_queue import TurnQueue
 from antiphon_server.sessions.turn_records import begin_record
 from antiphon_server.sessions.turn_request import TurnRequest
 from antiphon_server.telemetry.request_record import StageKind
+from antiphon_server.times import to_timestamp
 from antiphon_server.validation import (
     check_config,
     check_items_offered,

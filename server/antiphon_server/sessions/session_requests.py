@@ -23,8 +23,8 @@ from antiphon_server.sessions.names import (
     parse_session_name,
     parse_turn_name,
 )
-from antiphon_server.sessions.times import check_duration, check_future
 from antiphon_server.sessions.turn_request import check_point
+from antiphon_server.times import check_duration, check_future
 from antiphon_server.tool_results import NO_CALLS, calls_open_behind
 from antiphon_server.validation import check_config, check_items, check_items_offered, check_tools
 from antiphon_server.validation_fields import Range, Violations, join_path

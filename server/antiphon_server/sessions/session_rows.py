@@ -8,7 +8,7 @@ from antiphon.v1.session_pb2 import Session
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_server.sessions.records import SessionRow
-from antiphon_server.sessions.times import to_ns, to_timestamp
+from antiphon_server.times import to_ns, to_timestamp
 
 SMALLER_SESSION: Final = "give the session less of instructions, labels and defaults"
 

@@ -4,7 +4,7 @@ import sqlite3
 
 from antiphon_server.access.quota_limits import quota_exceeded
 from antiphon_server.sessions.records import NewSession
-from antiphon_server.sessions.times import NS_PER_S
+from antiphon_server.times import NS_PER_S
 
 
 def check_num_sessions(connection: sqlite3.Connection, new: NewSession) -> None:

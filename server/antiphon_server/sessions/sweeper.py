@@ -9,7 +9,7 @@ from antiphon_engine.api.errors import AntiphonError
 from antiphon_server.sessions.records import SessionKey, SessionRow
 from antiphon_server.sessions.store import RECEIPT_LIFETIME_NS
 from antiphon_server.sessions.surroundings import Surroundings
-from antiphon_server.sessions.times import NS_PER_S
+from antiphon_server.times import NS_PER_S
 
 BATCH: Final = 100
 

@@ -34,11 +34,11 @@ from antiphon_server.sessions.outages import written_at_last
 from antiphon_server.sessions.records import SessionKey, TurnTokens
 from antiphon_server.sessions.store import SessionStore
 from antiphon_server.sessions.surroundings import Surroundings
-from antiphon_server.sessions.times import NS_PER_S
 from antiphon_server.sessions.turn import LiveTurn
 from antiphon_server.telemetry.request_record import StageKind
 from antiphon_server.text.output_channels import ThinkingStart
 from antiphon_server.text.output_text import OutputText
+from antiphon_server.times import NS_PER_S
 from antiphon_server.validation import (
     ResolvedConfig,
     is_constrained,

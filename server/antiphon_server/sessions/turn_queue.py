@@ -19,12 +19,12 @@ from antiphon_server.sessions.ledger import Ledger
 from antiphon_server.sessions.outages import written_at_last
 from antiphon_server.sessions.records import RUNNING
 from antiphon_server.sessions.surroundings import Surroundings
-from antiphon_server.sessions.times import NS_PER_S
 from antiphon_server.sessions.turn import LiveTurn
 from antiphon_server.sessions.turn_generation import Context, Outcome, generate
 from antiphon_server.sessions.turn_request import TurnRequest
 from antiphon_server.status import to_failure
 from antiphon_server.telemetry.request_record import StageKind
+from antiphon_server.times import NS_PER_S
 
 _STOPPED_EARLY: Final = "The turn was stopped before it had any output."
 _INTERRUPTED_EARLY: Final = "The turn was interrupted before any output of it was delivered."
@@ -253,7 +253,7 @@ class TurnQueue:
         check_results(base.history, base.head_turn, turn.request)
         turn.message.state = RUNNING
         turn.message.parent_turn = base.head_turn
-        turn.recorder.follows_turn(base.history.head_traceparent)
+        turn.recorder.note_previous_turn(base.history.head_traceparent)
         outcome: Outcome | None = Outcome()
         if turn.request.generates:
             outcome = await self._generate(turn, base)

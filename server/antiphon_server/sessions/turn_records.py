@@ -35,7 +35,7 @@ def begin_record(
         is_recovered=turn.earlier is not None,
     )
     turn.recorder = surroundings.telemetry.begin_request(start)
-    turn.recorder.takes_in(lambda: "\n".join(_text_of(item) for item in request.items))
+    turn.recorder.note_input(lambda: "\n".join(_text_of(item) for item in request.items))
     turn.message.trace_id = turn.recorder.trace_id
     turn.message.traceparent = turn.recorder.traceparent
 

@@ -11,8 +11,8 @@ from google.protobuf.message import Message
 from antiphon_engine.api.errors import FieldViolation, InvalidRequest
 from antiphon_server.sessions.cleared_defaults import check_cleared_defaults
 from antiphon_server.sessions.names import check_turn_id, parse_turn_name
-from antiphon_server.sessions.times import check_duration
 from antiphon_server.telemetry.call_trace import CallTrace
+from antiphon_server.times import check_duration
 from antiphon_server.trace_context import TraceContext
 from antiphon_server.validation import check_items
 

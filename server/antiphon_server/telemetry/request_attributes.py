@@ -9,8 +9,8 @@ from antiphon_server.telemetry.request_record import (
     RequestKind,
     RequestRecord,
 )
+from antiphon_server.times import NS_PER_S
 
-_NS_PER_S: Final = 1_000_000_000
 _MAX_INTEGER: Final = 1 << 63
 """What an attribute can't hold: seeds have 64 bits and no sign."""
 
@@ -77,11 +77,11 @@ def _own(record: RequestRecord) -> dict[str, AttributeValue]:
         names.CONSTRAINT: record.constraint or None,
         names.TOOL_CALLS: record.num_tool_calls or None,
         names.TIME_TO_FIRST_TOKEN: (
-            (first_ns - record.received_ns) / _NS_PER_S if first_ns else None
+            (first_ns - record.received_ns) / NS_PER_S if first_ns else None
         ),
         # Such waits may lie in the prefill and in the decoding.
         names.MASK_WAITS: (times.num_mask_waits or None) if times else None,
-        names.MASK_WAIT: times.mask_wait_ns / _NS_PER_S if times and times.mask_wait_ns else None,
+        names.MASK_WAIT: times.mask_wait_ns / NS_PER_S if times and times.mask_wait_ns else None,
         names.STEPS: record.facts.num_steps or None,
         names.PREEMPTIONS: record.facts.num_preemptions if first_ns else None,
     }

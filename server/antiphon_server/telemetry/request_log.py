@@ -12,10 +12,10 @@ from antiphon_server.telemetry.request_record import (
     RequestKind,
     RequestRecord,
 )
+from antiphon_server.times import NS_PER_S
 
 REQUEST_ENDED: Final = "request ended"
 TURN_ENDED: Final = "turn ended"
-_NS_PER_S: Final = 1_000_000_000
 _TURNS: Final = (RequestKind.TURN, RequestKind.APPENDED_TURN)
 _FAULTS: Final = frozenset(
     {
@@ -96,4 +96,4 @@ def _trace(record: RequestRecord) -> dict[str, Field]:
 
 
 def _seconds(duration_ns: int) -> float:
-    return round(duration_ns / _NS_PER_S, 6)
+    return round(duration_ns / NS_PER_S, 6)

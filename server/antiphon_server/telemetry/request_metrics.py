@@ -15,8 +15,8 @@ from antiphon_server.telemetry.request_record import (
     RequestRecord,
     StageKind,
 )
+from antiphon_server.times import NS_PER_S
 
-_NS_PER_S: Final = 1_000_000_000
 _OK: Final = "OK"
 _UNIMPLEMENTED: Final = "UNIMPLEMENTED"
 _CHECK_OUTCOMES: Final = {
@@ -87,7 +87,7 @@ class RequestMetrics:
         self._duration.observe(
             *gen_ai,
             self._error_of(record),
-            value=(record.ended_ns - record.received_ns) / _NS_PER_S,
+            value=(record.ended_ns - record.received_ns) / NS_PER_S,
         )
         self._note_tokens(record, model)
         # An earlier server had the request's receipt, and perhaps its first tokens.
@@ -97,7 +97,7 @@ class RequestMetrics:
     def call_ended(self, record: CallRecord) -> None:
         """See RecordSink."""
         method = self._methods.label(record.method)
-        duration_s = (record.ended_ns - record.started_ns) / _NS_PER_S
+        duration_s = (record.ended_ns - record.started_ns) / NS_PER_S
         self._calls.observe(names.GRPC, method, record.code, value=duration_s)
         if record.reason:
             self._call_failures.add(self._reasons.label(record.reason))
@@ -132,29 +132,29 @@ class RequestMetrics:
         """Notes what there is: a request that ended before its first token has no time to it."""
         facts, times = record.facts, record.facts.times
         if times is not None and times.grammar_wait_ns:
-            self._grammar_wait.observe(model, value=times.grammar_wait_ns / _NS_PER_S)
+            self._grammar_wait.observe(model, value=times.grammar_wait_ns / NS_PER_S)
         if facts.first_step_ns:
             queued_ns = facts.first_step_ns - record.received_ns
-            self._queue.observe(model, value=queued_ns / _NS_PER_S)
+            self._queue.observe(model, value=queued_ns / NS_PER_S)
         if not facts.first_token_ns:
             return
         to_first_ns = facts.first_token_ns - record.received_ns
-        self._first_token.observe(*gen_ai, value=to_first_ns / _NS_PER_S)
+        self._first_token.observe(*gen_ai, value=to_first_ns / NS_PER_S)
         prefill_ns = facts.first_token_ns - facts.first_step_ns
-        self._prefill.observe(model, value=prefill_ns / _NS_PER_S)
+        self._prefill.observe(model, value=prefill_ns / NS_PER_S)
         if times is not None and times.num_steps:
             self._batch.observe(model, value=times.num_batch_rows / times.num_steps)
         # Outputs of a request run side by side.
         longest = max(record.output_sizes, default=0)
         if longest > 1:
-            mean_s = (facts.last_token_ns - facts.first_token_ns) / (longest - 1) / _NS_PER_S
+            mean_s = (facts.last_token_ns - facts.first_token_ns) / (longest - 1) / NS_PER_S
             self._per_token.observe(*gen_ai, value=mean_s)
             num_behind_first = sum(size - 1 for size in record.output_sizes if size)
             self._inter_token.observe(model, value=mean_s, times=num_behind_first)
 
     def _note_stages(self, record: RequestRecord) -> None:
         for stage in record.stages:
-            duration_s = (stage.end_ns - stage.start_ns) / _NS_PER_S
+            duration_s = (stage.end_ns - stage.start_ns) / NS_PER_S
             if stage.kind is StageKind.STORE_WRITE:
                 self._write_time.observe(str(stage.attributes["write"]), value=duration_s)
             elif stage.kind is StageKind.CONSTRAINT_CHECK:

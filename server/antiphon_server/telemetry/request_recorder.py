@@ -162,16 +162,16 @@ class RequestRecorder:
             event = RequestEvent(kind=kind, at_ns=self._terms.clock_ns(), attributes=attributes)
             self._events.append(event)
 
-    def names_model(self, name: str) -> None:
+    def note_model(self, name: str) -> None:
         """Says which of the served models it is for, by its resource name."""
         self._model = name
 
-    def follows_turn(self, traceparent: str) -> None:
+    def note_previous_turn(self, traceparent: str) -> None:
         """Points to the span of the turn before it; empty: it has none."""
         if self.place is not None and traceparent:
             self._links.append(SpanLink(kind=LinkKind.PREVIOUS_TURN, traceparent=traceparent))
 
-    def takes_in(self, text: Callable[[], str]) -> None:
+    def note_input(self, text: Callable[[], str]) -> None:
         """Keeps what was asked, where content is kept."""
         if self._terms.capture.is_on and not self._has_ended:
             self._input = self._terms.capture.cut(text())

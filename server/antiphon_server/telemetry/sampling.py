@@ -7,9 +7,9 @@ from enum import StrEnum
 from typing import Final
 
 from antiphon_server.telemetry.request_record import Outcome, RequestRecord, SpanPlace
+from antiphon_server.times import NS_PER_S
 from antiphon_server.trace_context import TraceContext
 
-_NS_PER_S: Final = 1_000_000_000
 _LOW_BITS: Final = 1 << 64
 
 
@@ -55,7 +55,7 @@ class TailSampling:
         if not self.slow_first_token_s:
             return None
         first_ns = record.facts.first_token_ns or record.ended_ns
-        is_slow = first_ns - record.received_ns > self.slow_first_token_s * _NS_PER_S
+        is_slow = first_ns - record.received_ns > self.slow_first_token_s * NS_PER_S
         return KeptFor.SLOW if is_slow else None
 
 

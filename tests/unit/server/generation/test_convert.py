@@ -12,7 +12,6 @@ from antiphon_server.convert import (
     PROMPT_PART_TOKENS,
     pack_token_ids,
     to_checkpoint_config,
-    to_duration,
     to_position_logprobs,
     to_prompt_parts,
 )
@@ -22,16 +21,6 @@ from support.served_models import TextSide
 def test_every_reason_of_the_engine_has_one_of_the_contract() -> None:
     assert set(FINISH_REASONS) == set(FinishReason)
     assert 0 not in FINISH_REASONS.values()
-
-
-@pytest.mark.parametrize(
-    ("nanoseconds", "seconds", "nanos"),
-    [(0, 0, 0), (-5, 0, 0), (1, 0, 1), (1_500_000_000, 1, 500_000_000)],
-)
-def test_durations(nanoseconds: int, seconds: int, nanos: int) -> None:
-    duration = to_duration(nanoseconds)
-
-    assert (duration.seconds, duration.nanos) == (seconds, nanos)
 
 
 def test_log_probabilities_are_never_above_zero(text: TextSide) -> None:

@@ -21,7 +21,7 @@ from antiphon_server.access.quota_limits import QuotaLimits
 from antiphon_server.sessions.limits import SessionLimits
 from antiphon_server.sessions.listing import list_sessions
 from antiphon_server.sessions.records import SessionKey
-from antiphon_server.sessions.times import to_ns
+from antiphon_server.times import to_ns
 from support.failing import refused
 from support.session_bench import KEY, BenchSpec, SessionBench, eventually, session_bench
 from support.session_rows import completed_row, session_row, turn_row, user

@@ -11,7 +11,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_server.sessions.limits import SessionLimits
-from antiphon_server.sessions.times import NS_PER_S, to_timestamp
+from antiphon_server.times import NS_PER_S, to_timestamp
 from support.failing import refused
 from support.session_bench import KEY, BenchSpec, SessionBench, session_bench
 

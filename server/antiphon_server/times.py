@@ -1,12 +1,14 @@
 """Points and spans of time between messages and numbers."""
 
+from typing import Final
+
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from antiphon_engine.api.errors import FieldViolation, InvalidRequest
 
-NS_PER_S = 1_000_000_000
-_MAX_S = 100 * 366 * 86400
+NS_PER_S: Final = 1_000_000_000
+_MAX_S: Final = 100 * 366 * 86400
 """A century: longer spans are mistakes, and sums with them could leave what a timestamp holds."""
 
 
@@ -18,6 +20,17 @@ def to_timestamp(ns: int) -> Timestamp:
 def to_ns(message: Timestamp | Duration) -> int:
     """Returns a message's time in nanoseconds."""
     return message.seconds * NS_PER_S + message.nanos
+
+
+def to_s(message: Duration) -> float:
+    """Returns a span of time in seconds."""
+    return to_ns(message) / NS_PER_S
+
+
+def to_duration(ns: int) -> Duration:
+    """Returns a span of time, or zero for one that never was."""
+    seconds, nanos = divmod(max(0, ns), NS_PER_S)
+    return Duration(seconds=seconds, nanos=nanos)
 
 
 def check_duration(message: Duration, path: str) -> int:
