@@ -10,8 +10,6 @@ same reason nothing is chosen from whose results do, such as PyTorch's products.
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -25,6 +23,7 @@ from antiphon_engine import _kernels
 from antiphon_engine.cpu.packed_cache import library_identity
 from antiphon_engine.cpu.product_timing import ROW_COUNTS, Figures, Shape, mean_s, time_products
 from antiphon_engine.cpu.products import Products
+from antiphon_engine.measured_file import keep_measured, read_measured
 
 _log = structlog.get_logger(__name__)
 
@@ -37,7 +36,6 @@ _MIN_BYTES: Final = 64 << 20
 """Of a model: a smaller one's steps are mostly other things."""
 _MIN_GAIN: Final = 1.1
 """By how much another one has to be quicker than the best by its name."""
-_MAX_BYTES: Final = 64 << 10
 
 Measure = Callable[[Sequence[Shape], Mapping[str, Sequence[str]]], Figures]
 
@@ -79,7 +77,7 @@ class KernelChooser:
                 for weight_format, found in isas.items()
             }
             _log.info("kernels measured", chosen=chosen, **_told(figures))
-            _write(path, _Kept(facts=facts, chosen=chosen))
+            keep_measured(path, _Kept(facts=facts, chosen=chosen))
         return chosen
 
 
@@ -152,34 +150,14 @@ def _processor() -> list[str]:
 
 def _read(path: Path, facts: str, isas: Mapping[str, Sequence[str]]) -> dict[str, str] | None:
     """Returns what was kept; None where that isn't for these facts and candidates."""
-    try:
-        with path.open("rb") as file:
-            kept = msgspec.json.decode(file.read(_MAX_BYTES), type=_Kept)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.DecodeError, RecursionError) as error:
-        _log.warning("measured kernels can't be read", file=str(path), cause=str(error))
+    kept = read_measured(path, _Kept)
+    if kept is None:
         return None
     fits = kept.facts == facts and kept.chosen.keys() == isas.keys()
     if not fits or any(kept.chosen[each] not in found for each, found in isas.items()):
         _log.warning("measured kernels are another machine's", file=str(path))
         return None
     return kept.chosen
-
-
-def _write(path: Path, kept: _Kept) -> None:
-    """Keeps what was measured. What can't be kept is measured again next time."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".kernels-")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.json.encode(kept))
-            Path(name).replace(path)
-        finally:
-            Path(name).unlink(missing_ok=True)
-    except OSError as error:
-        _log.warning("measured kernels can't be kept", file=str(path), cause=str(error))
 
 
 def _told(figures: Figures) -> dict[str, str]:

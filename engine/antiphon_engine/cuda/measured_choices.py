@@ -5,21 +5,16 @@ with, and for nothing else.
 """
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-import msgspec
-import structlog
 import torch
 import triton
 
 from antiphon_engine.cuda.kernels.products import ProductConfig
-
-_log = structlog.get_logger(__name__)
+from antiphon_engine.measured_file import keep_measured, read_measured
 
 _FORMAT: Final = 1
 
@@ -28,7 +23,7 @@ _Choice = TypeVar("_Choice")
 
 @dataclass(frozen=True, slots=True)
 class MeasuredChoices(Generic[_Choice]):
-    """Choices of one device and its libraries in a file, which is kept whole at every moment."""
+    """Choices of one device and its libraries, and the file in which they are kept."""
 
     path: Path | None
     _known: dict[str, _Choice]
@@ -44,16 +39,8 @@ class MeasuredChoices(Generic[_Choice]):
 
     def save(self) -> None:
         """Writes the file, if there is one. What can't be written is measured again next time."""
-        if self.path is None:
-            return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=".choices-")
-            with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.json.encode(self._known))
-            Path(name).replace(self.path)
-        except OSError as error:
-            _log.warning("measured choices can't be kept", path=str(self.path), error=str(error))
+        if self.path is not None:
+            keep_measured(self.path, self._known)
 
 
 def product_choices(
@@ -87,12 +74,5 @@ def _path(cache_dir: Path | None, kind: str, measured_with: list[str]) -> Path |
 
 
 def _read(path: Path | None, kind: type[dict[str, _Choice]]) -> dict[str, _Choice]:
-    if path is None:
-        return {}
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.DecodeError) as error:
-        _log.warning("measured choices can't be read", path=str(path), error=str(error))
-        return {}
+    known = None if path is None else read_measured(path, kind)
+    return {} if known is None else known
