@@ -9,7 +9,7 @@ from antiphon_engine.api.messages import SamplingParams
 from antiphon_server.validation_fields import Range, Violations
 
 RANGES: Final = {
-    "temperature": Range(0, 100),
+    "temperature": Range(0, 1e9),
     "top_p": Range(0, 1, lowest_is_open=True),
     "min_p": Range(0, 1),
     "presence_penalty": Range(-2, 2),
