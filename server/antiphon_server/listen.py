@@ -170,7 +170,7 @@ def _files_of_mode(mode: int) -> Iterator[None]:
 
 def _checked_path(path: str, *, key: str) -> str:
     if not path:
-        raise StartupError(f"{key} is 'unix:'; write the socket's path behind it")
+        raise StartupError(f"{key} is 'unix:'; write the socket's path after it")
     size = len(os.fsencode(path))
     if size > _MAX_SOCKET_PATH_BYTES:
         raise StartupError(

@@ -75,6 +75,6 @@ def results_missing(call_ids: Sequence[str], where: str, *, turn: str = "") -> A
     return AntiphonError(
         ErrorReason.TOOL_RESULTS_MISSING,
         f"The results of {len(call_ids)} tool calls are missing {where}: {named}. Send each as a "
-        "tool_result, ahead of everything else; to drop the calls, go back behind an earlier turn.",
+        "tool_result, ahead of everything else; to drop the calls, rewind to an earlier turn.",
         metadata={"call_ids": ",".join(call_ids[:_MAX_NAMED])} | ({"turn": turn} if turn else {}),
     )

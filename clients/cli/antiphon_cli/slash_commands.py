@@ -51,7 +51,7 @@ def read_command(line: str) -> Command | None:
         hint = f"did you mean {near[0]}?" if near else "/help lists them."
         raise WrongCommand(f"There is no command {word}; {hint}")
     if argument.strip() and "[" not in usage:
-        raise WrongCommand(f"{name} takes nothing behind it.")
+        raise WrongCommand(f"{name} takes nothing after it.")
     return Command(name, argument.strip())
 
 

@@ -133,7 +133,7 @@ class TurnRestarted(Exception):  # noqa: N818
 
     def __init__(self, turn_id: str, kept_text: str) -> None:
         super().__init__(
-            f"the turn {turn_id} was started again and its answer is another behind"
+            f"the turn {turn_id} was started again and its answer is another one after"
             f" {len(kept_text)} characters; read on from there"
         )
         self.turn_id = turn_id

@@ -132,4 +132,4 @@ def check_results(history: History, head_turn: str, request: TurnRequest) -> Non
     before = CallsBefore(open=history.open_calls, dropped=history.dropped_calls, turn=head_turn)
     still_open = calls_open_behind(before, request.items, f"{request.path}.items")
     if still_open and request.generates:
-        raise results_missing(still_open, f"behind {head_turn}", turn=head_turn)
+        raise results_missing(still_open, f"after {head_turn}", turn=head_turn)

@@ -171,7 +171,7 @@ STORE_WRITE_TIME: Final = _histogram(
 # The engine.
 ENGINE_UP: Final = _gauge("antiphon.engine.up", "Whether the engine takes requests.", MODEL)
 ENGINE_RESTARTS: Final = _counter(
-    "antiphon.engine.restarts", "Starts of the engine's process behind the first.", MODEL
+    "antiphon.engine.restarts", "Starts of the engine's process after the first.", MODEL
 )
 ENGINE_RUNNING: Final = _gauge(
     "antiphon.engine.requests.running", "Outputs in the engine's last batch.", MODEL
@@ -227,7 +227,7 @@ ENGINE_COUNTS: Final = {
         "antiphon.engine.reused_tokens", "Prompt tokens whose KV cache was reused.", MODEL
     ),
     "num_recomputed_tokens_total": _counter(
-        "antiphon.engine.recomputed_tokens", "Tokens computed once more behind a pause.", MODEL
+        "antiphon.engine.recomputed_tokens", "Tokens computed once more after a pause.", MODEL
     ),
     "num_generated_tokens_total": _counter(
         "antiphon.engine.generated_tokens", "Output tokens.", MODEL

@@ -176,7 +176,7 @@ class PromptRenderer:
         raise refusal or AntiphonError(
             ErrorReason.TEMPLATE_ERROR,
             "the chat template doesn't show earlier answers as they are, so that nothing can be "
-            "put behind one: have every turn render the whole conversation",
+            "put after one: have every turn render the whole conversation",
         )
 
     def _check_length(self, text: str) -> None:

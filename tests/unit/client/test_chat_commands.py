@@ -164,5 +164,5 @@ def test_what_only_begins_like_a_command_is_something_to_say():
 
 
 def test_a_command_that_takes_nothing_refuses_words_behind_it():
-    with pytest.raises(WrongCommand, match="/again takes nothing behind it"):
+    with pytest.raises(WrongCommand, match="/again takes nothing after it"):
         read_command("/again please")

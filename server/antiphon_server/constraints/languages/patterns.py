@@ -99,7 +99,7 @@ def _translate_edge(edge: Edge, rest: Term, before: _Before) -> Term:
             return EMPTY if rest.nullable else NOTHING
         case "^":
             if before is _Before.UNKNOWN:
-                raise PatternError(edge.position, "^ behind what may be empty can't be enforced")
+                raise PatternError(edge.position, "^ after what may be empty can't be enforced")
             return rest if before is _Before.START else NOTHING
         case _:
             return _translate_word_edge(edge, rest, before)
@@ -107,7 +107,7 @@ def _translate_edge(edge: Edge, rest: Term, before: _Before) -> Term:
 
 def _translate_word_edge(edge: Edge, rest: Term, before: _Before) -> Term:
     if before in (_Before.UNKNOWN, _Before.CHARACTER):
-        message = f"\\{edge.sign} behind what may end in a word or not can't be enforced"
+        message = f"\\{edge.sign} after what may end in a word or not can't be enforced"
         raise PatternError(edge.position, message)
     word_follows = terms.sequence(terms.one_of(charsets.WORD), ANY_TEXT)
     wants_word = (before is not _Before.WORD) == (edge.sign == "b")
