@@ -17,7 +17,7 @@ from typing import Final, get_type_hints
 from antiphon_engine.api.config import CUDA_DEFAULTS
 from antiphon_engine.api.errors import StartupError
 from antiphon_server.config import Config
-from antiphon_server.settings_rules import Value, check_value
+from antiphon_server.settings_rules import Value, check_together, check_value
 from antiphon_server.telemetry.otel_environment import check_endpoints, from_otel_environment
 from antiphon_server.transport import check_address, check_addresses
 
@@ -51,7 +51,7 @@ def load_config(
 
     Raises:
         StartupError: an unknown key or a bad value; names its source, the key, the value and
-            what is allowed or was probably meant.
+            what is allowed or was probably meant. Or settings that don't go together.
     """
     values: dict[str, Value] = {}
     for source, key, value in (
@@ -66,6 +66,7 @@ def load_config(
         values[key] = _parse(key, value, kinds[key], source=source)
         check_value(key, values[key], source=source)
     config = _with_user_folders(_build({**_of_device(values), **values}), environ)
+    check_together(config.engine)
     check_addresses(config.server)
     check_endpoints(config.telemetry)
     if config.telemetry.prometheus_listen:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.errors import StartupError
 from antiphon_server.telemetry.otel_environment import SAMPLERS
 
@@ -166,3 +167,28 @@ def check_value(key: str, value: Value, *, source: str) -> None:
                 f"{source}: {key} is {value!r:.100}; "
                 f"it must be from {rule.low:.16g} to {rule.high:.16g}"
             )
+
+
+def check_together(engine: EngineConfig) -> None:
+    """Checks settings of the engine that bound each other, which needs no model.
+
+    Raises:
+        StartupError: two don't go together; names both, their values and what is allowed.
+    """
+    block_tokens = engine.block_tokens
+    blocks = f"engine.block_tokens, which is {block_tokens}"
+    if engine.max_step_tokens < block_tokens:
+        raise StartupError(
+            f"engine.max_step_tokens is {engine.max_step_tokens}; it must be at least {blocks}, "
+            "so that a prompt gets on"
+        )
+    if 0 < engine.chunk_tokens < block_tokens:
+        raise StartupError(
+            f"engine.chunk_tokens is {engine.chunk_tokens}; it must be at least {blocks}, or 0: "
+            "as many as a step has room for"
+        )
+    if engine.max_context_tokens == 1:
+        raise StartupError(
+            "engine.max_context_tokens is 1; it must be at least 2, a token of prompt and one of "
+            "output, or 0: as many as the checkpoint and the KV cache allow"
+        )

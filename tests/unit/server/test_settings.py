@@ -147,6 +147,37 @@ def test_bad_value_is_refused_with_source_key_value_and_what_is_allowed(setting:
 
 
 @pytest.mark.parametrize(
+    ("sets", "told"),
+    [
+        (["engine.chunk_tokens=31"], "engine.chunk_tokens is 31; it must be at least "),
+        (["engine.max_step_tokens=31"], "engine.max_step_tokens is 31; it must be at least "),
+        (
+            ["engine.block_tokens=128", "engine.chunk_tokens=127"],
+            "engine.chunk_tokens is 127; it must be at least engine.block_tokens, which is 128",
+        ),
+        (["engine.max_context_tokens=1"], "engine.max_context_tokens is 1; it must be at least 2"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused_with_their_values(
+    sets: list[str], told: str
+) -> None:
+    with pytest.raises(StartupError) as caught:
+        load_config(sets, None, HOME)
+
+    assert str(caught.value).startswith(told)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["engine.chunk_tokens=0", "engine.chunk_tokens=32", "engine.max_step_tokens=32"],
+)
+def test_settings_at_what_another_allows_are_taken(setting: str) -> None:
+    key, _, value = setting.partition("=")
+
+    assert describe(load_config([setting], None, HOME))[key] == value
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "[engine]\nmax_rows = true\n",
