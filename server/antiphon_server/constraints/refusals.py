@@ -1,5 +1,9 @@
 """Why a constraint is not taken, as those say it who look into it."""
 
+from typing import Final
+
+_MAX_SHOWN_CHARACTERS: Final = 80
+
 
 class UnsupportedConstraintError(Exception):
     """A part of a constraint can't be enforced, or is no constraint.
@@ -28,3 +32,17 @@ class ConstraintTooComplexError(Exception):
         super().__init__(message)
         self.message = message
         self.metadata = metadata
+
+
+def shown(text: str) -> str:
+    """Returns a caller's text in quotation marks as it was written, backslashes and all.
+
+    What can't be printed is escaped, so that it stays one line, and a long text is cut, so that
+    what is said about it is not.
+    """
+    cut = text[:_MAX_SHOWN_CHARACTERS]
+    plain = "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii")
+        for each in cut
+    )
+    return f"'{plain}{'…' if len(text) > len(cut) else ''}'"

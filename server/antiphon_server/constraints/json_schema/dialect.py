@@ -4,7 +4,7 @@ import enum
 from typing import Final
 
 from antiphon_server.constraints.json_schema.document import Json
-from antiphon_server.constraints.refusals import UnsupportedConstraintError
+from antiphon_server.constraints.refusals import UnsupportedConstraintError, shown
 
 
 class Dialect(enum.Enum):
@@ -63,6 +63,6 @@ def dialect_of(schema: Json) -> Dialect:
     if uri not in _BY_URI:
         known = ", ".join(_BY_URI)
         raise UnsupportedConstraintError(
-            "/$schema", f"{declared!r} isn't a dialect that is known; these are: {known}"
+            "/$schema", f"{shown(str(declared))} isn't a dialect that is known; these are: {known}"
         )
     return _BY_URI[uri]

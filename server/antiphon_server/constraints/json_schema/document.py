@@ -10,6 +10,7 @@ from antiphon_server.constraints.json_schema.limits import PlanLimits
 from antiphon_server.constraints.refusals import (
     ConstraintTooComplexError,
     UnsupportedConstraintError,
+    shown,
 )
 
 Json: TypeAlias = "bool | int | Decimal | str | list[Json] | dict[str, Json] | None"
@@ -110,7 +111,7 @@ def _object_of(pairs: Sequence[tuple[str, Json]]) -> dict[str, Json]:
     if len(members) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise UnsupportedConstraintError("", f"the name {twice!r} is twice in one object")
+        raise UnsupportedConstraintError("", f"the name {shown(twice)} is twice in one object")
     return members
 
 

@@ -22,6 +22,7 @@ from antiphon_server.constraints.languages.counting import MAX_LENGTH, find_exce
 from antiphon_server.constraints.languages.pattern_syntax import PatternError
 from antiphon_server.constraints.languages.patterns import searched
 from antiphon_server.constraints.languages.terms import ANY_TEXT, Term, complement, of_length
+from antiphon_server.constraints.refusals import shown
 
 _LONGEST_OUTPUT: Final = 1 << 24
 """Characters. No output has more, so a bound beyond it bounds nothing."""
@@ -104,7 +105,7 @@ def _format(node: SchemaNode) -> Term:
         return ANY_TEXT
     language = format_language(name)
     if language is None:
-        node.refuse("format", f"the format {name!r} can't be enforced; use a pattern")
+        node.refuse("format", f"the format {shown(name)} can't be enforced; use a pattern")
     return language
 
 
@@ -117,9 +118,9 @@ def pattern_language(node: SchemaNode, keyword: str, pattern: str) -> Term:
     try:
         language = searched(pattern)
     except PatternError as error:
-        node.refuse(keyword, f"the pattern {pattern!r} can't be enforced: {error}")
+        node.refuse(keyword, f"the pattern {shown(pattern)} can't be enforced: {error}")
     if (excess := find_excess(language)) is not None:
-        node.refuse(keyword, f"the pattern {pattern!r} can't be enforced: {excess}")
+        node.refuse(keyword, f"the pattern {shown(pattern)} can't be enforced: {excess}")
     return language
 
 

@@ -7,7 +7,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 from antiphon_server.constraints.json_schema.dialect import Dialect
 from antiphon_server.constraints.json_schema.document import Json, escape_pointer
 from antiphon_server.constraints.json_schema.schema_node import SchemaNode
-from antiphon_server.constraints.refusals import UnsupportedConstraintError
+from antiphon_server.constraints.refusals import UnsupportedConstraintError, shown
 
 _WITH_SCHEMA: Final = (
     "additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items",
@@ -72,7 +72,8 @@ class References:
         uri, fragment = urldefrag(_join(node.base, reference))
         if uri not in self._resources:
             node.refuse(
-                keyword, f"{reference!r} isn't in this document, and nothing is fetched; use $defs"
+                keyword,
+                f"{shown(reference)} isn't in this document, and nothing is fetched; use $defs",
             )
         target = self._fragment(node, keyword, self._resources[uri], unquote(fragment))
         if keyword == "$dynamicRef":
@@ -174,7 +175,7 @@ class References:
         if fragment and not fragment.startswith("/"):
             anchor = self._anchors.get((resource.base, fragment))
             if anchor is None:
-                node.refuse(keyword, f"there is no $anchor {fragment!r} in this document")
+                node.refuse(keyword, f"there is no $anchor {shown(fragment)} in this document")
             return anchor
         pointer, value, base = resource.pointer, resource.value, resource.base
         below: Json = value
@@ -184,7 +185,7 @@ class References:
             pointer += f"/{escape_pointer(step)}"
             base = self._bases.get(pointer, base)
         if not isinstance(below, dict | bool):
-            node.refuse(keyword, f"what {node.get(keyword)!r} refers to is no schema")
+            node.refuse(keyword, f"what {shown(str(node.get(keyword)))} refers to is no schema")
         return SchemaNode(pointer, below, base, self._dialect)
 
     def _step(self, node: SchemaNode, keyword: str, below: Json, step: str) -> Json:
@@ -192,7 +193,7 @@ class References:
             return below[step]
         if isinstance(below, list) and step.isdecimal() and int(step) < len(below):
             return below[int(step)]
-        node.refuse(keyword, f"{node.get(keyword)!r} refers to nothing in this document")
+        node.refuse(keyword, f"{shown(str(node.get(keyword)))} refers to nothing in this document")
 
     def _check_not_dynamic(self, node: SchemaNode, keyword: str, target: SchemaNode) -> None:
         anchor = target.get("$dynamicAnchor")

@@ -104,6 +104,7 @@ def test_keywords_mean_what_their_dialect_says(
     [
         ({"$schema": "http://json-schema.org/draft-03/schema#"}, "/$schema"),
         ({"$schema": "https://shop.example/meta"}, "/$schema"),
+        ({"$schema": 7}, "/$schema"),
         ({"items": {"type": "string", "format": "regex"}}, "/items/format"),
         (
             {

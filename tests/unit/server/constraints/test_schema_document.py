@@ -15,6 +15,7 @@ from antiphon_server.constraints.refusals import (
     ConstraintTooComplexError,
     UnsupportedConstraintError,
 )
+from support.schema_texts import refusal_of
 
 LIMITS = PlanLimits()
 
@@ -78,3 +79,23 @@ def test_half_of_a_character_is_refused_with_its_place(text: str, path: str):
 
 def test_both_halves_are_a_character():
     refuse_halves(parse_document('{"const": "\\ud83d\\ude00"}', LIMITS))
+
+
+def test_a_refused_pattern_is_shown_as_it_was_written():
+    refusal = refusal_of({"pattern": r"(\d+)\1'\n"})
+
+    assert refusal.path == "/pattern"
+    assert refusal.message.startswith(r"the pattern '(\d+)\1'\n' can't be enforced: position 5: ")
+
+
+def test_a_long_text_does_not_hide_what_is_said_about_it():
+    refusal = refusal_of({"pattern": "a" * 5_000 + r"(b)\1"})
+
+    assert len(refusal.message) < 200
+    assert "aaa…' can't be enforced: position 5003: " in refusal.message
+
+
+def test_a_text_of_several_lines_is_shown_in_one():
+    refusal = refusal_of({"$ref": "other.json#\n\u2028x"})
+
+    assert refusal.message.startswith(r"'other.json#\n\u2028x' isn't in this document")
