@@ -12,6 +12,7 @@ import torch
 from antiphon_engine.api.errors import StartupError
 from antiphon_engine.cuda.attention_backend import AttentionBackend, AttentionShape
 from antiphon_engine.cuda.attention_timing import ChunkTimer
+from antiphon_engine.cuda.choices import tile_tokens
 from antiphon_engine.cuda.flashinfer_attention import FLASHINFER, FlashInferBackend
 from antiphon_engine.cuda.flashinfer_library import (
     FlashInferError,
@@ -27,6 +28,7 @@ from antiphon_engine.kv_tensors import NARROW
 
 _log = structlog.get_logger(__name__)
 
+_HOPPER: Final = (9, 0)
 _GAIN: Final = 0.98
 """What another backend must come to, of the own one: less is noise."""
 
@@ -50,11 +52,19 @@ def make_attention(
     """Returns what makes the attention of steps. Raises StartupError as `open_backends`."""
     max_rows, is_fixed = needs.max_rows, needs.is_fixed
     options = TritonOptions(
-        is_fixed=is_fixed, overlap=overlap, is_narrow=needs.shape.kv_dtype is NARROW
+        is_fixed=is_fixed,
+        overlap=overlap,
+        is_narrow=needs.shape.kv_dtype is NARROW,
+        tile_tokens=tile_tokens(needs.shape, has_copy_engine=_has_copy_engine(device)),
     )
     own = TritonBackend.allocate(heads, options, max_rows=max_rows, device=device)
     backends = open_backends(needs, own, Device(device.type))
     return AttentionMaker.allocate(backends, max_rows=max_rows, is_fixed=is_fixed, device=device)
+
+
+def _has_copy_engine(device: torch.device) -> bool:
+    """Whether tiles of the cache can be brought by one instruction each: since Hopper."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _HOPPER
 
 
 def tune_attention(

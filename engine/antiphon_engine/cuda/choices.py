@@ -1,13 +1,15 @@
 """How products and attention are divided among programs: defaults, and what to measure."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 import torch
 
-from antiphon_engine.cuda.kernels.paged_attention import PagedConfig
+from antiphon_engine.cuda.attention_backend import AttentionShape
+from antiphon_engine.cuda.kernels.paged_attention import Heads, PagedConfig
 from antiphon_engine.cuda.kernels.prefill_attention import PrefillConfig
 from antiphon_engine.cuda.kernels.products import Product, ProductConfig, can_scale_blocks
 from antiphon_engine.cuda.kernels.spread_attention import SpreadConfig
@@ -22,11 +24,18 @@ _WIDE_OUT: Final = 1 << 16
 _NUM_MULTIPROCESSORS: Final = 132
 _LONG_IN: Final = 12288
 """Input features that leave programs many turns, however many share them."""
-SPREAD_ROWS: Final = 9
-"""Rows from which on programs share all of them evenly: they keep the device busy together."""
+_SPREAD_ROWS: Final = 9
+_TILED_ROWS: Final = 4
 _PROGRAMS_AT_ONCE: Final = 4
 """Of spread attention on a multiprocessor, whose registers suffice for so many."""
 _INTERPRETED_PROGRAMS: Final = 8
+_LARGEST_TILE: Final = 32
+_LEAST_TILE: Final = 16
+"""Rows of a matrix instruction."""
+_TILED_DIM: Final = 128
+_TILED_BYTES: Final = 2
+_WARP_QUERIES: Final = 8
+"""Of a tile, whose sums a warp has registers for."""
 _TILES: Final = (
     (16, 256, 4, 4, 1), (32, 128, 5, 4, 1), (32, 256, 4, 4, 1), (64, 128, 4, 4, 1),
     (64, 128, 6, 4, 1), (128, 64, 5, 4, 1), (64, 256, 3, 8, 1), (64, 128, 5, 4, 2),
@@ -104,7 +113,7 @@ def _default_narrow(product: Product, num_rows: int) -> ProductConfig | None:
 
 
 def paged_config(num_rows: int) -> PagedConfig:
-    """Returns how the attention of fewer rows than `SPREAD_ROWS` is divided.
+    """Returns how the attention of fewer rows than `spread_rows` is divided.
 
     Programs that a row's length doesn't need end at once, but each takes a place for a microsecond.
     """
@@ -121,20 +130,46 @@ def prefill_config(*, is_narrow: bool, is_fixed: bool) -> PrefillConfig:
     return PrefillConfig(one_loop=is_fixed)
 
 
-def spread_config(device: torch.device, *, head_dim: int, is_narrow: bool = False) -> SpreadConfig:
-    """Returns how the attention of `SPREAD_ROWS` and more is divided: as many programs as fit.
+def spread_rows(tile_tokens: int) -> int:
+    """Returns from how many rows on programs share all of them evenly: they keep the device busy.
 
-    Four warps divide what is read of heads of 128 features. Steps with heads of 64, which are half
-    as much, took 14 to 18 % longer so; and of 8-bit floats attention took half as long again, while
-    more tokens may be under way in as many bytes.
+    `tile_tokens` as in `SpreadConfig`.
+    """
+    return _TILED_ROWS if tile_tokens else _SPREAD_ROWS
+
+
+def tile_tokens(shape: AttentionShape, *, has_copy_engine: bool) -> int:
+    """Returns of how many tokens the tiles are that decodes have brought; 0: none are.
+
+    Matrix instructions take tiles as they lie, so their elements are of 16 bits. Of heads of 128
+    features they were faster wherever they were measured; of others they haven't been.
+    """
+    is_fit = shape.head_dim == _TILED_DIM and shape.kv_dtype.itemsize == _TILED_BYTES
+    tokens = math.gcd(shape.block_tokens, _LARGEST_TILE)
+    return tokens if has_copy_engine and is_fit and tokens >= _LEAST_TILE else 0
+
+
+def spread_config(
+    device: torch.device, *, heads: Heads, is_narrow: bool = False, tile_tokens: int = 0
+) -> SpreadConfig:
+    """Returns how the attention of `spread_rows` and more is divided: as many programs as fit.
+
+    Of tiles, one warp has enough to do, and waits for no other. Else four warps divide what is read
+    of heads of 128 features. Steps with heads of 64, which are half as much, took 14 to 18 % longer
+    so; and of 8-bit floats attention took half as long again, while more tokens may be under way in
+    as many bytes.
     """
     if device.type != "cuda":
         return SpreadConfig(num_programs=_INTERPRETED_PROGRAMS)
     num_multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     config = SpreadConfig(num_programs=_PROGRAMS_AT_ONCE * num_multiprocessors, num_warps=2)
+    if tile_tokens:
+        config = replace(config, tile_tokens=tile_tokens, num_stages=4)
+        is_small = config.num_places(heads) <= _WARP_QUERIES
+        return replace(config, num_warps=1) if is_small else config
     if is_narrow:
         return replace(config, num_stages=5)
-    return replace(config, num_warps=4) if head_dim >= 128 else config
+    return replace(config, num_warps=4) if heads.head_dim >= 128 else config
 
 
 def _config(tile: tuple[int, int, int, int, int], *, one_row: bool = False) -> ProductConfig:

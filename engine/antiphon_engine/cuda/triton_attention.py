@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 from antiphon_engine.cuda.attention_backend import Cache, ChunkRows, StepAttention
-from antiphon_engine.cuda.choices import SPREAD_ROWS, paged_config, prefill_config, spread_config
+from antiphon_engine.cuda.choices import paged_config, prefill_config, spread_config, spread_rows
 from antiphon_engine.cuda.kernels.dense_prefill import (
     DenseConfig,
     attend_dense,
@@ -118,6 +118,8 @@ class TritonOptions:
     """Whether kernels start before those in front of them have ended."""
     is_narrow: bool = False
     """Whether keys and values are 8-bit floats."""
+    tile_tokens: int = 0
+    """Of tiles that decodes have brought, as in `SpreadConfig`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +139,12 @@ class TritonBackend:
     ) -> "TritonBackend":
         """Returns a backend for steps of up to so many rows of one token."""
         num_row_splits = max(
-            num_rows * paged_config(num_rows).max_splits for num_rows in range(1, SPREAD_ROWS)
+            num_rows * paged_config(num_rows).max_splits
+            for num_rows in range(1, spread_rows(options.tile_tokens))
         )
-        spread = spread_config(device, head_dim=heads.head_dim, is_narrow=options.is_narrow)
+        spread = spread_config(
+            device, heads=heads, is_narrow=options.is_narrow, tile_tokens=options.tile_tokens
+        )
         return cls(
             heads=heads,
             options=options,
@@ -166,7 +171,7 @@ class TritonBackend:
     def for_decodes(self, rows: PagedRows) -> StepAttention:
         """See AttentionBackend."""
         overlap = self.options.overlap
-        if len(rows.positions_B) < SPREAD_ROWS:
+        if len(rows.positions_B) < spread_rows(self.options.tile_tokens):
             return PagedAttention(rows=rows, workspace=self.workspace, overlap=overlap)
         plan_rows(
             rows,

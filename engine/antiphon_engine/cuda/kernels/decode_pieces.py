@@ -6,6 +6,7 @@ Shape suffixes as in `paged_attention`.
 from triton import jit
 from triton import language as tl
 
+from antiphon_engine.cuda.kernels.cache_tiles import attend_tiles
 from antiphon_engine.cuda.kernels.cached_tokens import (
     attend_tokens,
     prefetch_tokens,
@@ -17,19 +18,20 @@ from antiphon_engine.cuda.kernels.launching import wait_for_previous
 
 @jit
 def attend_piece(
-    qkv, keys, values, q_norm, k_norm, cosines, sines, table, b, kv_head, position, first, end,
-    has_new, epsilon, scale,
+    qkv, keys, values, key_tiles, value_tiles, q_norm, k_norm, cosines, sines, table, b, kv_head,
+    position, first, end, has_new, epsilon, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
     BLOCK: tl.constexpr, NORM: tl.constexpr, TOKENS: tl.constexpr, STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Returns the largest score, weight and sum over a row's tokens from `first` to `end`.
 
-    With `has_new`, the row's new token is stored and seen too. Waits for the kernel before.
+    With `has_new`, the row's new token is stored and seen too. Waits for the kernel before. Where
+    there are tiles (None: there aren't), whole ones of TOKENS are read so, from a multiple of that.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     row = tl.arange(0, ROWS)
-    if OVERLAP:
+    if OVERLAP and key_tiles is None:
         token = first + tl.arange(0, TOKENS)
         prefetch_tokens(keys, table, token, token < end, kv_head, BLOCK, KV_HEADS, D)
         prefetch_tokens(values, table, token, token < end, kv_head, BLOCK, KV_HEADS, D)
@@ -53,9 +55,16 @@ def attend_piece(
         best = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * scale
         weight += 1.0
         total += value.to(tl.float32)
+    if key_tiles is not None:
+        num_tiles = tl.maximum(end - first, 0) // TOKENS
+        best, weight, total = attend_tiles(
+            q, key_tiles, value_tiles, table, kv_head, first, num_tiles, best, weight, total, scale,
+            BLOCK, D, TOKENS, ROWS, STAGES,
+        )  # fmt: skip
+        first += num_tiles * TOKENS
     return attend_tokens(
         q, keys, values, table, kv_head, first, end, best, weight, total, scale,
-        BLOCK, KV_HEADS, D, TOKENS, ROWS, STAGES,
+        BLOCK, KV_HEADS, D, TOKENS, ROWS, STAGES if key_tiles is None else 1,
     )  # fmt: skip
 
 

@@ -223,8 +223,8 @@ def _paged_kernel(
     first = split * share
     end = tl.minimum(first + share, position)
     best, weight, total = attend_piece(
-        qkv, keys, values, q_norm, k_norm, cosines, sines, table, b, kv_head, position, first, end,
-        split == num_splits - 1, epsilon, scale,
+        qkv, keys, values, None, None, q_norm, k_norm, cosines, sines, table, b, kv_head,
+        position, first, end, split == num_splits - 1, epsilon, scale,
         HEADS, KV_HEADS, ROWS, D, BLOCK, NORM, TOKENS, STAGES, OVERLAP,
     )  # fmt: skip
     places = row_places(out, b, kv_head, HEADS, GROUP, ROWS, D)

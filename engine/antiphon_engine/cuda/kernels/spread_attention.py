@@ -18,6 +18,7 @@ from torch import Tensor
 from triton import cdiv, jit, next_power_of_2
 from triton import language as tl
 
+from antiphon_engine.cuda.kernels.cache_tiles import tiles_of
 from antiphon_engine.cuda.kernels.decode_pieces import attend_piece, leave_part, row_places
 from antiphon_engine.cuda.kernels.launching import launch_options, let_next_start
 from antiphon_engine.cuda.kernels.paged_attention import LOG2_E, Heads, PagedRows
@@ -39,13 +40,21 @@ class SpreadConfig:
     min_tokens: int = 256
     """Tokens that are worth a program."""
     block_tokens: int = 64
-    """Tokens of one turn of a program's loop."""
+    """Tokens of one turn of a program's loop; pieces are of whole turns."""
+    tile_tokens: int = 0
+    """Tokens of a tile that the copy engine brings, as `tiles_of` takes it; turns are of these,
+    then, and `block_tokens` of several. 0: it brings none."""
     num_stages: int = 3
     num_warps: int = 2
 
     def num_cuts(self, heads: Heads) -> int:
         """Returns how many items there may be beside one for each row."""
         return max(1, self.num_programs // heads.num_kv_heads)
+
+    def num_places(self, heads: Heads) -> int:
+        """Returns how many queries a matrix instruction takes for those of a key-value head."""
+        group: int = next_power_of_2(heads.num_heads // heads.num_kv_heads)
+        return max(8 if self.tile_tokens else 16, group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,7 @@ class SpreadWorkspace:
         cls, heads: Heads, config: SpreadConfig, *, num_rows: int, device: torch.device
     ) -> "SpreadWorkspace":
         """Returns a workspace for rows up to so many."""
+        assert config.tile_tokens == 0 or config.block_tokens % config.tile_tokens == 0
         num_items = num_rows + config.num_cuts(heads)
         cells = num_items * heads.num_heads
 
@@ -134,20 +144,21 @@ def attend_spread(
     """
     keys, values = cache
     num_rows = rows.positions_B.shape[0]
+    tiles = [tiles_of(pool, config.tile_tokens) for pool in cache]
     q_norm = qkv_BF if heads.q_norm_D is None else heads.q_norm_D
     k_norm = qkv_BF if heads.k_norm_D is None else heads.k_norm_D
     _spread_kernel[(heads.num_kv_heads, num_rows + config.num_cuts(heads))](
-        qkv_BF, out_BF, keys, values, q_norm, k_norm, heads.cosines, heads.sines,
+        qkv_BF, out_BF, keys, values, *tiles, q_norm, k_norm, heads.cosines, heads.sines,
         rows.block_tables_SM, rows.block_tables_SM.shape[1],
         workspace.items, workspace.sums, workspace.largest, workspace.weights, workspace.arrivals,
         heads.norm_epsilon, heads.head_dim**-0.5 * LOG2_E,
         HEADS=heads.num_heads,
         KV_HEADS=heads.num_kv_heads,
-        ROWS=max(16, next_power_of_2(heads.num_heads // heads.num_kv_heads)),
+        ROWS=config.num_places(heads),
         D=heads.head_dim,
         BLOCK=keys.shape[1],
         NORM=heads.q_norm_D is not None,
-        TOKENS=config.block_tokens,
+        TOKENS=config.tile_tokens or config.block_tokens,
         STAGES=config.num_stages,
         FIELDS=_ITEM_FIELDS,
         OVERLAP=overlap,
@@ -252,8 +263,8 @@ def _put_together(
 
 @jit(do_not_specialize_on_alignment=["tables"])
 def _spread_kernel(
-    qkv, out, keys, values, q_norm, k_norm, cosines, sines, tables, table_width,
-    items, sums, largest, weights, arrivals, epsilon, scale,
+    qkv, out, keys, values, key_tiles, value_tiles, q_norm, k_norm, cosines, sines, tables,
+    table_width, items, sums, largest, weights, arrivals, epsilon, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
     BLOCK: tl.constexpr, NORM: tl.constexpr, TOKENS: tl.constexpr, STAGES: tl.constexpr,
     FIELDS: tl.constexpr, OVERLAP: tl.constexpr,
@@ -272,8 +283,8 @@ def _spread_kernel(
     GROUP: tl.constexpr = HEADS // KV_HEADS
     table = tables + slot.to(tl.int64) * table_width
     best, weight, total = attend_piece(
-        qkv, keys, values, q_norm, k_norm, cosines, sines, table, b, kv_head, position, first, end,
-        item == first_item + num_pieces - 1, epsilon, scale,
+        qkv, keys, values, key_tiles, value_tiles, q_norm, k_norm, cosines, sines, table, b,
+        kv_head, position, first, end, item == first_item + num_pieces - 1, epsilon, scale,
         HEADS, KV_HEADS, ROWS, D, BLOCK, NORM, TOKENS, STAGES, OVERLAP,
     )  # fmt: skip
     places = row_places(out, b, kv_head, HEADS, GROUP, ROWS, D)

@@ -56,12 +56,15 @@ class Cache(PagedCache):
         assert not workspace.arrivals.any()
         return out
 
-    def spread(self, qkv: Tensor, positions: list[int], slots: list[int], num_cuts: int) -> Tensor:
+    def spread(
+        self, qkv: Tensor, positions: list[int], slots: list[int], num_cuts: int, tile_tokens: int
+    ) -> Tensor:
         out = self.out(len(positions))
         config = SpreadConfig(
             num_programs=num_cuts * self.heads.num_kv_heads,
             min_tokens=16,
-            block_tokens=16,
+            block_tokens=max(tile_tokens, 16),
+            tile_tokens=tile_tokens,
             num_stages=2,
         )
         workspace = SpreadWorkspace.allocate(self.heads, config, num_rows=8, device=self.device)
@@ -116,6 +119,9 @@ class Cache(PagedCache):
 QWEN3 = ((4, 2, 16), {"norm": True})
 SEVEN_QUERIES = ((7, 1, 32), {"block_tokens": 32})
 ONE_QUERY = ((2, 2, 16), {})
+TWO_TILES = ((4, 2, 16), {"block_tokens": 32, "norm": True})
+"""In a block."""
+TEN_QUERIES = ((10, 1, 64), {})
 NARROW = ((4, 2, 32), {"norm": True, "narrow": True})
 NARROW_BLOCKS = ((7, 1, 64), {"block_tokens": 32, "narrow": True})
 
@@ -149,26 +155,34 @@ def test_decode_is_attention_over_the_cache_and_the_new_token(
 
 
 @pytest.mark.parametrize(
-    ("heads", "kind", "num_cuts"),
+    ("heads", "kind", "num_cuts", "tile_tokens"),
     [
-        (*QWEN3, 3),
-        pytest.param(*SEVEN_QUERIES, 7, marks=pytest.mark.device),
-        pytest.param(*ONE_QUERY, 1, marks=pytest.mark.device),
-        pytest.param(*QWEN3, 40, marks=pytest.mark.device),
-        pytest.param(*NARROW, 3, marks=pytest.mark.device),
-        pytest.param(*NARROW_BLOCKS, 7, marks=pytest.mark.device),
+        (*QWEN3, 3, 0),
+        (*TWO_TILES, 3, 16),
+        pytest.param(*SEVEN_QUERIES, 7, 0, marks=pytest.mark.device),
+        pytest.param(*SEVEN_QUERIES, 7, 32, marks=pytest.mark.device),
+        pytest.param(*ONE_QUERY, 1, 0, marks=pytest.mark.device),
+        pytest.param(*ONE_QUERY, 1, 16, marks=pytest.mark.device),
+        pytest.param(*TEN_QUERIES, 3, 16, marks=pytest.mark.device),
+        pytest.param(*QWEN3, 40, 0, marks=pytest.mark.device),
+        pytest.param(*NARROW, 3, 0, marks=pytest.mark.device),
+        pytest.param(*NARROW_BLOCKS, 7, 0, marks=pytest.mark.device),
     ],
     ids=(
         "some_cuts",
+        "tiles",
         "seven_queries",
+        "tiles_of_whole_blocks",
         "one_cut",
+        "tiles_in_one_cut",
+        "tiles_for_ten_queries",
         "as_many_as_there_may_be",
         "narrow",
         "narrow_blocks",
     ),
 )
 def test_decode_of_planned_pieces_attends_to_context_and_itself(
-    device, dtype, tolerance, heads, kind, num_cuts
+    device, dtype, tolerance, heads, kind, num_cuts, tile_tokens
 ) -> None:
     cache = Cache(device, dtype, heads, **kind)
     # A row to be cut, one of its new token alone, padding, the end of a turn and what follows it.
@@ -176,7 +190,7 @@ def test_decode_of_planned_pieces_attends_to_context_and_itself(
     qkv = cache.qkv(5)
     q, k, v = reference.prepared_heads(cache.heads, qkv, cache.ints(positions).clamp(min=0))
 
-    out = cache.spread(qkv, positions, slots, num_cuts)
+    out = cache.spread(qkv, positions, slots, num_cuts, tile_tokens)
 
     for row, (position, slot) in enumerate(zip(positions, slots, strict=True)):
         if position < 0:

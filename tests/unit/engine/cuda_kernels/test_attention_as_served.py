@@ -26,24 +26,28 @@ NUM_CHUNK_ROWS, NUM_CHUNK_TOKENS = 6, 1024
 
 
 @pytest.fixture(
-    params=[(64, False), (64, True), (128, False), (128, True)],
-    ids=("64", "64_narrow", "128", "128_narrow"),
+    params=[(64, False, 32), (64, True, 0), (128, False, 0), (128, False, 32), (128, True, 0)],
+    ids=("64", "64_narrow", "128_untiled", "128", "128_narrow"),
 )
-def kind(request) -> tuple[int, bool]:
-    """Features of a head, and whether the cache has 8-bit floats."""
+def kind(request) -> tuple[int, bool, int]:
+    """Features of a head, whether the cache has 8-bit floats, tokens of the tiles it comes in."""
     return request.param
 
 
 class Served:
     """A layer and what attends to it; all that a step brings lies in memory that stays."""
 
-    def __init__(self, device: torch.device, kind: tuple[int, bool], *, num_slots: int) -> None:
-        head_dim, narrow = kind
+    def __init__(
+        self, device: torch.device, kind: tuple[int, bool, int], *, num_slots: int
+    ) -> None:
+        head_dim, narrow, tile_tokens = kind
         self.cache = PagedCache(
             device, torch.bfloat16, (8, 2, head_dim), block_tokens=BLOCK_TOKENS, norm=True,
             narrow=narrow, num_slots=num_slots, num_blocks=NUM_BLOCKS,
         )  # fmt: skip
-        options = TritonOptions(is_fixed=False, overlap=False, is_narrow=narrow)
+        options = TritonOptions(
+            is_fixed=False, overlap=False, is_narrow=narrow, tile_tokens=tile_tokens
+        )
         own = TritonBackend.allocate(self.cache.heads, options, max_rows=num_slots, device=device)
         self.maker = AttentionMaker.allocate(
             [own], max_rows=num_slots, is_fixed=False, device=device

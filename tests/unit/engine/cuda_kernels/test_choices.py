@@ -1,9 +1,11 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
-from antiphon_engine.cuda.choices import FIXED, candidates, default_config
+from antiphon_engine.cuda.attention_backend import AttentionShape
+from antiphon_engine.cuda.choices import FIXED, candidates, default_config, tile_tokens
 from antiphon_engine.cuda.kernels.products import Product, can_scale_blocks
 from antiphon_engine.cuda.measured_choices import product_choices
 from antiphon_engine.cuda.step_products import ROW_BOUNDS, row_bound
@@ -86,3 +88,34 @@ def test_products_of_no_known_size_are_left_to_the_library() -> None:
     assert candidates(odd, 8) == []
     assert default_config(odd, 1) is None
     assert default_config(_product(1024, 1024), 65) is None
+
+
+@pytest.mark.parametrize(
+    ("block_tokens", "head_dim", "kv_dtype", "tokens"),
+    [
+        (32, 128, torch.bfloat16, 32),
+        (16, 128, torch.bfloat16, 16),
+        (48, 128, torch.bfloat16, 16),
+        (128, 128, torch.float16, 32),
+        # Heads for which nothing was measured.
+        (32, 64, torch.bfloat16, 0),
+        # Fewer than a matrix instruction has rows.
+        (8, 128, torch.bfloat16, 0),
+        (32, 128, torch.float32, 0),
+        (32, 128, torch.float8_e4m3fn, 0),
+    ],
+)
+def test_tiles_divide_blocks_and_fill_matrix_instructions(
+    block_tokens, head_dim, kv_dtype, tokens
+) -> None:
+    shape = AttentionShape(
+        num_heads=8,
+        num_kv_heads=2,
+        head_dim=head_dim,
+        block_tokens=block_tokens,
+        dtype=torch.bfloat16,
+        kv_dtype=kv_dtype,
+    )
+
+    assert tile_tokens(shape, has_copy_engine=True) == tokens
+    assert tile_tokens(shape, has_copy_engine=False) == 0
