@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 RECENT_STEPS = 8
 """For how many steps behind a request another one is expected."""
-MAX_HOST_SHARE = 1 / 12
+MAX_HOST_SHARE = 1 / 6
 """Of a step's time: where the host takes more, its work is always hidden."""
 _KEPT = 7 / 8
 """Of what earlier steps count, with each further one."""
