@@ -68,7 +68,9 @@ class EngineConfig:
     cooldown_steps: int = 8
     """Under max_utilization, steps in which nothing starts after a pause."""
     chunk_policy: str = "first_come_first_served"
-    """How prompts share a step's tokens: first_come_first_served, or equal_progress."""
+    """How prompts share a step's tokens. first_come_first_served: each takes all it can use, so a
+    short one waits for a long one before it; equal_progress: a block each in turn, so short ones
+    pass long ones, and prompts that come together end together."""
     chunk_tokens: int = 0
     """Tokens of one prompt computed in one step; 0: as many as max_step_tokens leaves."""
     bypass_requests: int = 8
