@@ -12,7 +12,8 @@ from antiphon.v1.types_pb2 import FinishReason, GenerationConfig, SamplingParams
 
 from support.answers import ask, ask_in_session
 from support.canary import Canary
-from support.greedy_reference import greedy_request, reference_outputs, served_outputs
+from support.greedy_reference import reference_outputs
+from support.greedy_requests import greedy_request, served_outputs
 from support.real_server import real_server
 from support.server import RunningServer
 from support.tiny_checkpoints import make_checkpoint, prompts

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 
 from support.canary import Canary
 from support.engine_zygote import forked
-from support.greedy_reference import reference_outputs, served_outputs
+from support.greedy_reference import reference_outputs
+from support.greedy_requests import served_outputs
 from support.real_server import real_server
 from support.serve_command import Runner, serve_runner
 from support.tiny_checkpoints import TinyModel, make_checkpoint, prompts

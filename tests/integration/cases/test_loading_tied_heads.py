@@ -13,7 +13,8 @@ from antiphon.v1.inference_pb2_grpc import InferenceServiceStub
 from safetensors.torch import load_file, save_file
 
 from support.engine_zygote import forked
-from support.greedy_reference import greedy_request, reference_outputs
+from support.greedy_reference import reference_outputs
+from support.greedy_requests import greedy_request
 from support.serve_command import Command, serve_runner
 from support.tiny_checkpoints import TinyModel, make_checkpoint, prompts
 from support.tiny_tokenizers import save_byte_level_tokenizer
