@@ -135,8 +135,6 @@ def _guidance_fault(request: GenerationRequest, vocabulary_size: int) -> str:
         token_id < vocabulary_size for token_id in request.stop.end_ids
     ):
         return "end_ids has no token of the model's: what satisfies a grammar has to end."
-    if request.grammar is not None and request.grammar.max_blank < 0:
-        return f"grammar.max_blank is {request.grammar.max_blank}; it must be at least 0."
     if thinking is not None and not thinking.end_text:
         return "thinking.end_text is empty; reasoning ends with a marker."
     if thinking is not None and thinking.max_tokens is not None and thinking.max_tokens < 0:

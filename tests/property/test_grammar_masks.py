@@ -3,16 +3,18 @@ goes on with it."""
 
 import itertools
 import json
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
+from antiphon_engine.api.grammar import Grammar, GrammarBackend
 from antiphon_engine.grammar.backends import Backends
 from antiphon_engine.grammar.base import GrammarError, Matcher, mask_words
 from antiphon_engine.grammar.vocabulary import Vocabulary
+from support.grammars import regex, schema
 
 LETTERS = "abé"
 TOKENS = tuple(
@@ -33,16 +35,23 @@ def backends() -> Backends:
     return Backends(VOCABULARY)
 
 
-def language_of(
-    spoken: set[str], backend: GrammarBackend, kind: GrammarKind
-) -> tuple[Grammar, set[bytes]]:
-    """Returns a grammar and all that satisfies it."""
-    if kind is GrammarKind.REGEX:
-        text = "|".join(f"({word})" if word else "()" for word in sorted(spoken))
-        return Grammar(backend=backend, kind=kind, text=text), {word.encode() for word in spoken}
-    text = json.dumps({"enum": sorted(spoken)}, ensure_ascii=False)
-    said = {json.dumps(word, ensure_ascii=False).encode() for word in spoken}
-    return Grammar(backend=backend, kind=kind, text=text), said
+Language = tuple[Grammar, set[bytes]]
+"""A grammar and all that satisfies it."""
+
+
+def as_words(spoken: set[str], backend: GrammarBackend) -> Language:
+    text = "|".join(f"({word})" if word else "()" for word in sorted(spoken))
+    return regex(text, backend), {word.encode() for word in spoken}
+
+
+def as_strings(spoken: set[str], backend: GrammarBackend) -> Language:
+    said = [json.dumps(word, ensure_ascii=False) for word in sorted(spoken)]
+    if backend is GrammarBackend.LLGUIDANCE:
+        grammar = schema({"enum": sorted(spoken)}, backend)
+    else:
+        rule = " | ".join(json.dumps(text, ensure_ascii=False) for text in said)
+        grammar = Grammar(backend=backend, text=f"root ::= {rule}")
+    return grammar, {text.encode() for text in said}
 
 
 def allowed_by(language: set[bytes], said: bytes) -> set[int]:
@@ -63,20 +72,18 @@ def allowed_of(backends: Backends, backend: GrammarBackend, matcher: Matcher) ->
     return set(np.flatnonzero(np.unpackbits(masks[0].view(np.uint8), bitorder="little")).tolist())
 
 
-@pytest.mark.parametrize(
-    "way", list(itertools.product(GrammarBackend, [GrammarKind.REGEX, GrammarKind.JSON_SCHEMA]))
-)
+@pytest.mark.parametrize("way", list(itertools.product(GrammarBackend, [as_words, as_strings])))
 @settings(deadline=None, max_examples=40)
 @given(spoken=words, choices=st.lists(st.integers(0, 1 << 16), max_size=10), back=st.integers(0, 9))
 def test_a_mask_allows_what_some_word_goes_on_with(
     backends: Backends,
-    way: tuple[GrammarBackend, GrammarKind],
+    way: tuple[GrammarBackend, Callable[[set[str], GrammarBackend], Language]],
     spoken: set[str],
     choices: list[int],
     back: int,
 ) -> None:
-    backend, kind = way
-    grammar, language = language_of(spoken, backend, kind)
+    backend, say = way
+    grammar, language = say(spoken, backend)
     matcher = backends.compile(grammar).matcher()
     path: list[int] = []
 

@@ -6,12 +6,12 @@ from contextlib import suppress
 
 import pytest
 
-from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
 from antiphon_server.constraints.refusals import (
     ConstraintTooComplexError,
     UnsupportedConstraintError,
 )
 from support.grammar_texts import Texts
+from support.grammars import tag as tag_grammar
 from support.random_tags import RandomTags
 from support.tag_texts import TagTexts
 
@@ -51,9 +51,7 @@ def test_readings_of_random_tags_agree(seed: int):
             ours = TagTexts(tag, max_blank=1)
         except (UnsupportedConstraintError, ConstraintTooComplexError):
             continue
-        library = Texts(
-            Grammar(backend=GrammarBackend.XGRAMMAR, kind=GrammarKind.STRUCTURAL_TAG, text=text)
-        )
+        library = Texts(tag_grammar(text))
         num_taken += 1
         for each in sorted(texts_near(tags, chooser, ours.grammar, library)):
             is_ours = ours.has(each)

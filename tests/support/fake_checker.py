@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
+from antiphon_engine.api.grammar import Grammar, GrammarBackend
 from antiphon_engine.api.linked_process import link_of_this_process
 from antiphon_server.constraints.check_messages import (
     Check,
@@ -89,9 +89,7 @@ class FakeWork:
             return TooComplex(job_id=job.job_id, message="has too many cases", metadata={"n": "9"})
         if not isinstance(job, Check):
             return Verified(job_id=job.job_id, violation=rest if word == "bad" else "")
-        grammar = Grammar(
-            backend=GrammarBackend.LLGUIDANCE, kind=GrammarKind.REGEX, text=f"of {said}"
-        )
+        grammar = Grammar(backend=GrammarBackend.LLGUIDANCE, text=f"of {said}")
         return Planned(job_id=job.job_id, grammar=grammar, compile_ns=1_000_000)
 
 

@@ -1,6 +1,5 @@
 """An engine loop whose scripted model has a tokenizer, so that grammars hold for its outputs."""
 
-import json
 import time
 from array import array
 from collections.abc import Iterator, Sequence
@@ -9,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from antiphon_engine.api.config import EngineConfig
-from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind, Thinking
+from antiphon_engine.api.grammar import Grammar, Thinking
 from antiphon_engine.api.messages import (
     FinishReason,
     GenerationRequest,
@@ -135,26 +134,6 @@ def reason(harness: LoopHarness, request_id: int, output_index: int = 0) -> Fini
     """Returns why an output ended."""
     (ended,) = harness.heard.ended[request_id, output_index]
     return ended.reason
-
-
-def schema(
-    value: object,
-    backend: GrammarBackend = GrammarBackend.XGRAMMAR,
-    *,
-    max_blank: int = 0,
-) -> Grammar:
-    """A JSON schema as a grammar."""
-    return Grammar(
-        backend=backend,
-        kind=GrammarKind.JSON_SCHEMA,
-        text=json.dumps(value),
-        max_blank=max_blank,
-    )
-
-
-def regex(text: str, backend: GrammarBackend = GrammarBackend.XGRAMMAR) -> Grammar:
-    """A regular expression as a grammar."""
-    return Grammar(backend=backend, kind=GrammarKind.REGEX, text=text)
 
 
 def ahead(num_steps: int) -> EngineConfig:

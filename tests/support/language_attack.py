@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
+from antiphon_engine.api.grammar import Grammar, GrammarBackend
 from antiphon_engine.grammar.base import GrammarError
 from antiphon_server.constraints.ebnf import check_rules_end
 from antiphon_server.constraints.expressions import plan_expression
@@ -73,7 +73,7 @@ def any_grammar(chooser: random.Random) -> Target:
 
     def plan() -> Grammar:
         check_rules_end(grammar.text, max_depth=16)
-        return Grammar(backend=GrammarBackend.XGRAMMAR, kind=GrammarKind.EBNF, text=grammar.text)
+        return Grammar(backend=GrammarBackend.XGRAMMAR, text=grammar.text)
 
     def likely() -> Iterator[str]:
         text = "".join(chooser.choices(letters, k=chooser.randint(0, 5)))

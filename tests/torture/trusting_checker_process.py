@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from antiphon_engine.api.frames import FrameReader, encode_frame
-from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
+from antiphon_engine.api.grammar import Grammar, GrammarBackend
 from antiphon_engine.api.linked_process import link_of_this_process, read_start
 from antiphon_server.constraints.check_messages import (
     Check,
@@ -53,7 +53,7 @@ def _answer(link: socket.socket) -> None:
 
 
 def _planned(job: Check) -> Planned:
-    grammar = Grammar(backend=GrammarBackend.LLGUIDANCE, kind=GrammarKind.REGEX, text="(.|\n)*")
+    grammar = Grammar(backend=GrammarBackend.LLGUIDANCE, text="start: /(.|\\n)*/")
     return Planned(job_id=job.job_id, grammar=grammar, compile_ns=1)
 
 

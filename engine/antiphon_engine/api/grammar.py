@@ -5,39 +5,29 @@ builds a matcher from it, and nothing else. Frozen values, encoded like the othe
 """
 
 import enum
+from typing import Final
 
 import msgspec
 
 
 class GrammarBackend(enum.StrEnum):
-    """The library that enforces a grammar."""
+    """The library that enforces a grammar, in whose language that is written."""
 
     XGRAMMAR = "xgrammar"
+    """EBNF; its start rule is `root`."""
     LLGUIDANCE = "llguidance"
+    """Lark; its start rule is `start`."""
 
 
-class GrammarKind(enum.StrEnum):
-    """The language that a grammar's text is in."""
-
-    JSON_SCHEMA = "json_schema"
-    """Normalised; the backend enforces every keyword that is left in it."""
-    REGEX = "regex"
-    EBNF = "ebnf"
-    """Start rule `root`; the first backend's."""
-    STRUCTURAL_TAG = "structural_tag"
-    """JSON; the first backend's."""
-    LARK = "lark"
-    """Start rule `start`; the second backend's."""
+LOADED_IN_TURN: Final = (GrammarBackend.LLGUIDANCE, GrammarBackend.XGRAMMAR)
+"""What is loaded at the start: the second takes seconds and few ask for it."""
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """What every output of a request satisfies when it ends by itself."""
 
     backend: GrammarBackend
-    kind: GrammarKind
     text: str
-    max_blank: int = 0
-    """White-space characters in a row that JSON_SCHEMA allows outside of strings; 0: none."""
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True):

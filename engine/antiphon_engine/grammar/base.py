@@ -65,7 +65,7 @@ class GrammarBackend(Protocol):
     """A library that enforces grammars. May be used by several threads."""
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Compiles a grammar of a kind that is this backend's.
+        """Compiles a grammar that names this backend.
 
         Raises:
             GrammarError: UNSUPPORTED_CONSTRAINT or CONSTRAINT_TOO_COMPLEX; says why.

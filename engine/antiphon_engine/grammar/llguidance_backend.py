@@ -1,6 +1,5 @@
 """The second backend: regular lexemes with intersection and complement, and a parser over them."""
 
-import json
 import math
 import re
 import time
@@ -13,7 +12,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from antiphon_engine.api.errors import ErrorReason
-from antiphon_engine.api.grammar import Grammar, GrammarKind
+from antiphon_engine.api.grammar import Grammar
 from antiphon_engine.grammar.base import GrammarError, Matcher
 from antiphon_engine.grammar.llguidance_lexers import (
     NUM_STATES,
@@ -238,7 +237,7 @@ class LlguidanceBackend:
         """See GrammarBackend."""
         first_bytes = _BYTES_AT_LEAST + _BYTES_PER_CHARACTER * len(grammar.text)
         lexers = LexerSource(
-            partial(self._compile, _HEAD + _lark(grammar)),
+            partial(self._compile, _HEAD + grammar.text),
             self._large_lexers,
             token_sizes=self._token_sizes,
             first_num_states=NUM_STATES[len(grammar.text) > _SMALL_CHARACTERS],
@@ -279,46 +278,6 @@ class _Tokens:
     def __call__(self, text: bytes) -> list[int]:
         """Splits a text, which is asked for where tokens are forced: they never are."""
         return []
-
-
-def _lark(grammar: Grammar) -> str:
-    match grammar.kind:
-        case GrammarKind.LARK:
-            return grammar.text
-        case GrammarKind.REGEX:
-            wrapped = json.loads(LLMatcher.grammar_from_regex(grammar.text))
-            return str(wrapped["grammars"][0]["lark_grammar"])
-        case GrammarKind.JSON_SCHEMA:
-            return f"start: %json {_schema(grammar)}"
-    raise GrammarError(
-        ErrorReason.UNSUPPORTED_CONSTRAINT, f"llguidance reads no {grammar.kind} grammar."
-    )
-
-
-def _schema(grammar: Grammar) -> str:
-    """Returns the schema with the options that the library reads from inside of it."""
-    try:
-        schema = json.loads(grammar.text)
-    except ValueError as error:
-        raise GrammarError(
-            ErrorReason.UNSUPPORTED_CONSTRAINT, f"The schema is no JSON: {error}."
-        ) from error
-    except RecursionError as error:
-        raise GrammarError(
-            ErrorReason.CONSTRAINT_TOO_COMPLEX, "The schema is nested too deep; flatten it."
-        ) from error
-    if not isinstance(schema, dict):
-        schema = {} if schema is True else {"not": {}}
-    options: dict[str, object] = {
-        "item_separator": ",",
-        "key_separator": ":",
-        "whitespace_flexible": grammar.max_blank > 0,
-        "coerce_one_of": False,
-        "lenient": False,
-    }
-    if grammar.max_blank:
-        options["whitespace_pattern"] = rf"[\x20\x0A\x0D\x09]{{1,{grammar.max_blank}}}"
-    return json.dumps({**schema, "x-guidance": options})
 
 
 def _matcher_error(matcher: LLMatcher) -> GrammarError | None:

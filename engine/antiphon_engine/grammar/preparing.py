@@ -12,7 +12,7 @@ import numpy as np
 import structlog
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, StartupError
-from antiphon_engine.api.grammar import Grammar, GrammarBackend, Thinking
+from antiphon_engine.api.grammar import LOADED_IN_TURN, Grammar, Thinking
 from antiphon_engine.api.messages import GenerationRequest
 from antiphon_engine.api.priority import lower, lower_to_leftovers
 from antiphon_engine.grammar.backends import Backends
@@ -26,8 +26,6 @@ _log = structlog.get_logger(__name__)
 
 _NICENESS = 10
 _NUM_MARKERS = 16
-_IN_TURN = (GrammarBackend.LLGUIDANCE, GrammarBackend.XGRAMMAR)
-"""What is loaded at the start: the second takes seconds and few ask for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +170,7 @@ class GuideMaker:
     def _load_all(self) -> None:
         try:
             backends = self._load()
-            for name in _IN_TURN:
+            for name in LOADED_IN_TURN:
                 backends.build(name)
         except StartupError as error:
             _log.info("not every grammar can be enforced", cause=str(error))

@@ -1,7 +1,7 @@
 """The first backend: pushdown automata whose masks are computed when they are first needed."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -9,12 +9,12 @@ import xgrammar
 from numpy.typing import NDArray
 
 from antiphon_engine.api.errors import ErrorReason
-from antiphon_engine.api.grammar import Grammar, GrammarKind
-from antiphon_engine.grammar.base import GrammarError, Matcher, mask_words
+from antiphon_engine.api.grammar import Grammar
+from antiphon_engine.grammar.base import GrammarError, Matcher
 from antiphon_engine.grammar.vocabulary import Vocabulary
 
 _RULE_CACHE_BYTES = 64 << 20
-"""What masks may take that grammars share, such as those inside of a JSON string."""
+"""What masks may take that grammars share."""
 _UNCOUNTED = 3
 """Measured: what a grammar takes with its tables, as a multiple of what the library counts."""
 _NEVER_TEXT = b"\xff"
@@ -95,25 +95,13 @@ class XgrammarBackend:
             cache_limit_bytes=_RULE_CACHE_BYTES,
             enable_dynamic_compilation=True,
         )
-        self._warm_up(mask_words(vocabulary.size))
         self._last_word = np.int32((1 << end_id % 32 + 1) - 1 if end_id % 32 < 31 else -1)
         self._batch = xgrammar.BatchGrammarMatcher(max_threads=1)
 
     def compile(self, grammar: Grammar) -> XgrammarCompiled:
         """See GrammarBackend."""
-        compilers: dict[GrammarKind, Callable[[], xgrammar.CompiledGrammar]] = {
-            GrammarKind.JSON_SCHEMA: lambda: self._compile_schema(grammar),
-            GrammarKind.REGEX: lambda: self._compiler.compile_regex(grammar.text),
-            GrammarKind.EBNF: lambda: self._compiler.compile_grammar(grammar.text),
-            GrammarKind.STRUCTURAL_TAG: lambda: self._compiler.compile_structural_tag(grammar.text),
-        }
-        compile_kind = compilers.get(grammar.kind)
-        if compile_kind is None:
-            raise GrammarError(
-                ErrorReason.UNSUPPORTED_CONSTRAINT, f"xgrammar reads no {grammar.kind} grammar."
-            )
         try:
-            return XgrammarCompiled(compile_kind())
+            return XgrammarCompiled(self._compiler.compile_grammar(grammar.text))
         except _FAULTS as error:
             raise GrammarError(ErrorReason.UNSUPPORTED_CONSTRAINT, _text(error)) from error
 
@@ -129,22 +117,6 @@ class XgrammarBackend:
         # The library leaves the bits behind the end as it likes.
         masks[rows, -1] &= self._last_word
         return [None] * len(inner)
-
-    def _warm_up(self, num_words: int) -> None:
-        """Has the masks inside of a string computed, which schemas share and which take longest."""
-        anything = self._compiler.compile_json_schema('{"type":"string"}', strict_mode=False)
-        matcher = xgrammar.GrammarMatcher(anything)
-        matcher.accept_string('"')
-        matcher.fill_next_token_bitmask(np.zeros((1, num_words), np.int32))
-
-    def _compile_schema(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
-        if grammar.max_blank:
-            return self._compiler.compile_json_schema(
-                grammar.text, strict_mode=False, max_whitespace_cnt=grammar.max_blank
-            )
-        return self._compiler.compile_json_schema(
-            grammar.text, any_whitespace=False, separators=(",", ":"), strict_mode=False
-        )
 
 
 def _internal(error: BaseException) -> GrammarError:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, FieldViolation
-from antiphon_engine.api.grammar import GrammarBackend
+from antiphon_engine.api.grammar import LOADED_IN_TURN, GrammarBackend
 from antiphon_server.constraints.check_messages import (
     Answer,
     Check,
@@ -35,8 +35,6 @@ _ANSWER_LIMIT_S: Final = 60.0
 """How long an answer may take: the time in line and a start of the process are in it."""
 _NUM_TRIES: Final = 2
 _KINDS_WITH_POINTERS: Final = JSON_KINDS | {ConstraintKind.TOOLS}
-_IN_TURN: Final = (GrammarBackend.LLGUIDANCE, GrammarBackend.XGRAMMAR)
-"""What is loaded at the start: the second takes seconds and few ask for it."""
 
 _Found = Known | TooComplex | Overrun | Died
 
@@ -137,7 +135,7 @@ class ConstraintChecker:
 
     async def _load(self) -> None:
         with contextlib.suppress(CheckerGoneError):
-            for name in sorted(self._links, key=_IN_TURN.index):
+            for name in sorted(self._links, key=LOADED_IN_TURN.index):
                 await self._links[name].load()
 
     async def _find_out(self, request: ConstraintRequest, *, waits: bool) -> _Found:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
-from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
+from antiphon_engine.api.grammar import Grammar, GrammarBackend
 from antiphon_server.constraints.refusals import UnsupportedConstraintError
 
 _MAX_OPTION_BYTES: Final = 64_000
@@ -27,6 +27,5 @@ def plan_choices(options: Sequence[str]) -> Grammar:
     texts = "\n  | ".join(json.dumps(option) for option in dict.fromkeys(options))
     return Grammar(
         backend=GrammarBackend.LLGUIDANCE,
-        kind=GrammarKind.LARK,
         text=f"start: OPTION\nOPTION: {texts}\n",
     )

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
+from antiphon_engine.api.grammar import Grammar, GrammarBackend
 from antiphon_server.constraints.languages.counting import find_excess
 from antiphon_server.constraints.languages.derivatives import is_empty
 from antiphon_server.constraints.languages.lark_text import plain_text
@@ -32,6 +32,5 @@ def plan_expression(text: str) -> Grammar:
     # One lexeme: what the expression says of its parts is said of the whole text.
     return Grammar(
         backend=GrammarBackend.LLGUIDANCE,
-        kind=GrammarKind.LARK,
         text=f"start: TEXT\nTEXT: {plain_text(language)}\n",
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
-from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
+from antiphon_engine.api.grammar import Grammar, GrammarBackend
 from antiphon_server.constraints.choices import plan_choices
 from antiphon_server.constraints.ebnf import check_rules_end
 from antiphon_server.constraints.expressions import plan_expression
@@ -90,7 +90,7 @@ class Planner:
                 return plan_choices(request.options)
             case ConstraintKind.EBNF:
                 check_rules_end(request.text, max_depth=self.limits.max_depth)
-                return _of_xgrammar(GrammarKind.EBNF, request.text)
+                return Grammar(backend=GrammarBackend.XGRAMMAR, text=request.text)
             case ConstraintKind.TOOLS:
                 return plan_calls(request.text, self._arguments_of)
             case ConstraintKind.STRUCTURAL_TAG:
@@ -98,10 +98,6 @@ class Planner:
 
     def _arguments_of(self, schema: str, prefix: str, max_blank: int) -> LarkRules:
         return schema_rules(schema, prefix=prefix, max_blank=max_blank, limits=self.limits)
-
-
-def _of_xgrammar(kind: GrammarKind, text: str) -> Grammar:
-    return Grammar(backend=GrammarBackend.XGRAMMAR, kind=kind, text=text)
 
 
 def _why_it_does_not_compile(error: AntiphonError) -> Exception:

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 import msgspec
 from antiphon.v1.types_pb2 import ToolCall
 
-from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
+from antiphon_engine.api.grammar import Grammar, GrammarBackend
 from antiphon_server.constraints.refusals import UnsupportedConstraintError
 
 _ANY_TEXT: Final = "/(?s:.*)/"
@@ -97,9 +97,7 @@ def plan_calls(text: str, rules_of: RulesOf) -> Grammar:
     if constraint.choice is not CallChoice.NONE:
         lines.append(writer.calls(most=most_calls(constraint)))
         lines += _call_rules(constraint, rules_of, writer)
-    return Grammar(
-        backend=GrammarBackend.LLGUIDANCE, kind=GrammarKind.LARK, text="\n".join(lines) + "\n"
-    )
+    return Grammar(backend=GrammarBackend.LLGUIDANCE, text="\n".join(lines) + "\n")
 
 
 def _call_rules(constraint: ToolsConstraint, rules_of: RulesOf, writer: "_Writer") -> list[str]:

@@ -14,7 +14,12 @@ from antiphon_engine.api.grammar import GrammarBackend, Thinking
 from antiphon_engine.api.messages import SamplingParams, StopParams
 from antiphon_engine.executor import Executor
 from antiphon_engine.loading import describe, load_model
-from support.guided_loop import VOCABULARY_SIZE, GuidedModel, regex, run_until_ended
+from support.grammars import regex
+from support.guided_loop import (
+    VOCABULARY_SIZE,
+    GuidedModel,
+    run_until_ended,
+)
 from support.loop_harness import request, running_loop_of
 from support.tiny_checkpoints import TinyModel, make_checkpoint, prompts
 from support.tiny_tokenizers import save_byte_level_tokenizer

@@ -12,7 +12,12 @@ from antiphon_engine.api.grammar import GrammarBackend, Thinking
 from antiphon_engine.api.messages import GenerationRequest, StopParams
 from antiphon_engine.executor import Executor
 from antiphon_engine.loading import describe
-from support.guided_loop import VOCABULARY_SIZE, GuidedModel, regex, run_until_ended
+from support.grammars import regex
+from support.guided_loop import (
+    VOCABULARY_SIZE,
+    GuidedModel,
+    run_until_ended,
+)
 from support.loop_harness import OutputKey, running_loop_of
 from support.tiny_checkpoints import TinyModel, make_checkpoint, prompts
 from support.tiny_tokenizers import save_byte_level_tokenizer

@@ -18,7 +18,7 @@ import torch
 from msgspec.structs import replace as replace_all
 
 from antiphon_engine.api.config import EngineConfig
-from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind, Thinking
+from antiphon_engine.api.grammar import Grammar, GrammarBackend, Thinking
 from antiphon_engine.api.messages import (
     FinishOutput,
     GenerationRequest,
@@ -37,7 +37,7 @@ from antiphon_engine.loading import describe
 from antiphon_server.constraints.json_schema import PlanLimits
 from antiphon_server.constraints.structural_tags import plan_tag
 from support.covering import all_of, pairwise
-from support.guided_loop import regex, schema
+from support.grammars import regex, schema
 from support.late_masks import LateFiller, ReluctantFiller
 from support.loop_harness import LoopHarness, running_loop_of
 from support.tiny_checkpoints import VOCABULARY_SIZE, load_reference, make_checkpoint, prompts
@@ -75,7 +75,7 @@ ASKED: Sequence[tuple[Grammar | None, Thinking | None]] = (
     (None, None),
     (schema(ROW, LLGUIDANCE), None),
     (regex("([a-e]{2}[0-9])+", LLGUIDANCE), None),
-    (Grammar(backend=XGRAMMAR, kind=GrammarKind.EBNF, text=ITEMS), None),
+    (Grammar(backend=XGRAMMAR, text=ITEMS), None),
     (regex("(yes|no), (of course|never)", XGRAMMAR), Thinking(end_text="</think>", max_tokens=4)),
     (None, Thinking(end_text="\n--\n", max_tokens=6)),
     (

@@ -25,14 +25,13 @@ from antiphon_engine.api.messages import (
 from antiphon_engine.engine_process import LoadedModel
 from antiphon_engine.executor import Executor
 from antiphon_engine.loading import describe
+from support.grammars import regex, schema
 from support.graph_model import RecorderThatRepeats, load_on_cpu
 from support.guided_loop import (
     VOCABULARY_SIZE,
     GuidedModel,
-    regex,
     run_to_ends,
     run_until_ended,
-    schema,
 )
 from support.loop_harness import LoopHarness, OutputKey, running_loop_of
 from support.tiny_checkpoints import TinyModel, make_checkpoint, prompts

@@ -1,6 +1,6 @@
 """From a JSON Schema's text to the grammar that enforces it exactly."""
 
-from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
+from antiphon_engine.api.grammar import Grammar, GrammarBackend
 from antiphon_server.constraints.json_schema.dialect import dialect_of
 from antiphon_server.constraints.json_schema.document import parse_document, refuse_halves
 from antiphon_server.constraints.json_schema.goals import goal_of
@@ -31,9 +31,7 @@ def plan_schema(text: str, *, max_blank: int, limits: PlanLimits) -> Grammar:
     rules = schema_rules(text, prefix="", max_blank=max_blank, limits=limits)
     return Grammar(
         backend=GrammarBackend.LLGUIDANCE,
-        kind=GrammarKind.LARK,
         text=f"start: {rules.start}\n{rules.text}",
-        max_blank=max_blank,
     )
 
 

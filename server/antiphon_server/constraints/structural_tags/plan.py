@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
+from antiphon_engine.api.grammar import Grammar, GrammarBackend
 from antiphon_server.constraints.json_schema.lark_rules import LarkRules
 from antiphon_server.constraints.json_schema.limits import PlanLimits
 from antiphon_server.constraints.json_schema.plan import schema_rules
@@ -49,9 +49,7 @@ def plan_tag(text: str, *, max_blank: int, limits: PlanLimits) -> Grammar:
     taker = _checked_taker(start, values, paths)
     return Grammar(
         backend=GrammarBackend.LLGUIDANCE,
-        kind=GrammarKind.LARK,
         text=write_grammar(start, taker, values),
-        max_blank=max_blank,
     )
 
 

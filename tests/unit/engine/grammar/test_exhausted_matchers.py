@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from antiphon_engine.api.errors import ErrorReason
-from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
+from antiphon_engine.api.grammar import GrammarBackend
 from antiphon_engine.grammar.backends import Backends
 from antiphon_engine.grammar.base import GrammarError, Matcher, mask_words
 from antiphon_engine.grammar.vocabulary import Vocabulary
+from support.grammars import regex
 
 NUM_BYTES = 256
 
@@ -21,7 +22,7 @@ def test_a_pattern_that_grows_without_bound_fails_the_output_that_it_grows_with_
     tokens = tuple(bytes([value]) for value in range(NUM_BYTES))
     backends = Backends(Vocabulary(tokens=tokens, control_ids=frozenset()))
     backend = backends[GrammarBackend.LLGUIDANCE]
-    grammar = Grammar(backend=GrammarBackend.LLGUIDANCE, kind=GrammarKind.REGEX, text=pattern)
+    grammar = regex(pattern, GrammarBackend.LLGUIDANCE)
     masks = np.zeros((1, mask_words(NUM_BYTES)), dtype=np.int32)
     chooser = random.Random(1)
 

@@ -12,7 +12,7 @@ from antiphon_engine.grammar.base import GrammarError, Matcher, mask_words
 from antiphon_engine.grammar.vocabulary import Vocabulary
 from antiphon_server.constraints.json_schema import PlanLimits, plan_schema
 from support.grammar_walks import allowed_texts, token_of
-from support.guided_loop import regex
+from support.grammars import regex
 
 LLGUIDANCE = GrammarBackend.LLGUIDANCE
 BACKENDS = Backends(

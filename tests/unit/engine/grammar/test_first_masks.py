@@ -16,7 +16,6 @@ from antiphon_engine.grammar.base import CompiledGrammar, GrammarError, Matcher
 from antiphon_engine.grammar.preparing import GuideMaker, Prepared
 from antiphon_engine.grammar.token_clock import MAX_LEFT_BEHIND
 from antiphon_engine.grammar.vocabulary import Vocabulary
-from support.guided_loop import regex
 
 NUM_MAKERS = 2
 LIMIT_S = 0.02
@@ -110,7 +109,7 @@ def request(text: str) -> GenerationRequest:
         prompt=np.zeros(1, np.int32).tobytes(),
         sampling=SamplingParams(seed=0),
         stop=StopParams(max_output_tokens=1),
-        grammar=regex(text),
+        grammar=Grammar(backend=GrammarBackend.XGRAMMAR, text=text),
     )
 
 

@@ -17,7 +17,11 @@ from antiphon_engine.grammar.guide import Guide
 from antiphon_engine.grammar.llguidance_backend import LlguidanceCompiled
 from antiphon_engine.grammar.preparing import GrammarCache
 from antiphon_engine.grammar.xgrammar_backend import XgrammarCompiled
-from support.guided_loop import GuidedModel, regex, run_to_ends
+from support.grammars import regex
+from support.guided_loop import (
+    GuidedModel,
+    run_to_ends,
+)
 from support.process_figures import memory_bytes
 
 MAX_BYTES = 1000
@@ -49,11 +53,15 @@ def backends() -> FakeBackends:
     return FakeBackends()
 
 
+def named(text: str) -> Grammar:
+    return Grammar(backend=GrammarBackend.XGRAMMAR, text=text)
+
+
 def test_what_is_kept_of_many_grammars_is_bounded(backends: FakeBackends) -> None:
     cache = GrammarCache(MAX_BYTES)
 
     for number in range(500):
-        cache.compile(regex(str(number)), backends)
+        cache.compile(named(str(number)), backends)
         gc.collect(0)
         assert sum(100 for _ in backends.alive) <= MAX_BYTES
 
@@ -62,11 +70,11 @@ def test_what_is_kept_of_many_grammars_is_bounded(backends: FakeBackends) -> Non
 
 def test_what_was_used_last_stays(backends: FakeBackends) -> None:
     cache = GrammarCache(MAX_BYTES)
-    kept = cache.compile(regex("kept"), backends)
+    kept = cache.compile(named("kept"), backends)
 
     for number in range(50):
-        cache.compile(regex(str(number)), backends)
-        assert cache.compile(regex("kept"), backends) is kept
+        cache.compile(named(str(number)), backends)
+        assert cache.compile(named("kept"), backends) is kept
 
     assert backends.num_compiled == 51
 
@@ -77,11 +85,11 @@ def test_a_grammar_that_grows_with_use_makes_room_at_the_next(
 ) -> None:
     cache = GrammarCache(MAX_BYTES)
     for number in range(5):
-        cache.compile(regex(str(number)), backends)
+        cache.compile(named(str(number)), backends)
     for each in backends.alive:
         each.size_bytes = 400
 
-    cache.compile(regex(asked_for), backends)
+    cache.compile(named(asked_for), backends)
 
     del each
     gc.collect()
@@ -93,7 +101,7 @@ def test_what_does_not_compile_is_tried_again(backends: FakeBackends) -> None:
 
     for _ in range(2):
         with pytest.raises(GrammarError):
-            cache.compile(regex("broken"), backends)
+            cache.compile(named("broken"), backends)
 
     assert backends.num_compiled == 2
 
@@ -128,7 +136,10 @@ def test_even_the_smallest_grammars_count_for_what_they_take(model: GuidedModel)
     gc.collect()
     before_bytes = memory_bytes(os.getpid())
 
-    compiled = [backend.compile(regex(f"[a-z]{{3}}{number}")) for number in range(300)]
+    compiled = [
+        backend.compile(regex(f"[a-z]{{3}}{number}", GrammarBackend.LLGUIDANCE))
+        for number in range(300)
+    ]
     for each in compiled:
         backend.fill([each.matcher()], first_mask, [0])
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from antiphon_engine.api.errors import ErrorReason
-from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
+from antiphon_engine.api.grammar import Grammar, GrammarBackend
 from antiphon_engine.grammar.backends import Backends
 from antiphon_engine.grammar.base import CompiledGrammar, GrammarError, Matcher, mask_words
 from antiphon_engine.grammar.vocabulary import Vocabulary
-from support.guided_loop import regex
+from support.grammars import regex
 from support.process_figures import allocated_bytes
 
 VOCABULARY = Vocabulary(
@@ -82,7 +82,7 @@ class Walk:
     "grammar",
     [
         regex(f"{GROWING}|NAME", LLGUIDANCE),
-        Grammar(backend=GrammarBackend.XGRAMMAR, kind=GrammarKind.EBNF, text=RULES),
+        Grammar(backend=GrammarBackend.XGRAMMAR, text=RULES),
     ],
     ids=lambda grammar: grammar.backend.value,
 )

@@ -12,15 +12,14 @@ import pytest
 from antiphon_engine.api.errors import ErrorReason
 from antiphon_engine.api.grammar import GrammarBackend
 from antiphon_engine.api.messages import Cancel, FinishReason, Hold, Release, StopParams
+from support.grammars import broken, regex, schema
 from support.guided_loop import (
     GuidedModel,
     ahead,
     only_failure,
     reason,
-    regex,
     run_to_ends,
     run_until_ended,
-    schema,
 )
 from support.loop_harness import request, running_loop
 from support.scripted_engine import Script
@@ -117,7 +116,7 @@ def test_a_grammar_that_can_not_be_compiled_fails_its_request_alone(
     plain = model.request(None)
 
     with model.running("one two", ahead(depth)) as harness:
-        run_to_ends(harness, {1: plain, 2: model.request(regex("a(b")), 3: plain})
+        run_to_ends(harness, {1: plain, 2: model.request(broken()), 3: plain})
 
     assert only_failure(harness, 2).reason == ErrorReason.UNSUPPORTED_CONSTRAINT
     assert not harness.heard.tokens[2, 0]

@@ -8,7 +8,7 @@ from msgspec.structs import replace as replace_all
 
 from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.errors import ErrorReason
-from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
+from antiphon_engine.api.grammar import Grammar, GrammarBackend
 from antiphon_engine.api.messages import (
     Cancel,
     FinishReason,
@@ -18,12 +18,12 @@ from antiphon_engine.api.messages import (
     SamplingParams,
     StopParams,
 )
+from support.grammars import regex
 from support.guided_loop import (
     GuidedModel,
     ahead,
     only_failure,
     reason,
-    regex,
     run_to_ends,
     run_until_ended,
 )
@@ -33,7 +33,6 @@ _DEPTH = 16
 _LADDER = "\n".join(f"r{n} ::= r{n + 1} r{n + 1} | r{n + 1}" for n in range(_DEPTH))
 AMBIGUOUS = Grammar(
     backend=GrammarBackend.XGRAMMAR,
-    kind=GrammarKind.EBNF,
     text=f'root ::= r0 "b"\n{_LADDER}\nr{_DEPTH} ::= "a" | ""',
 )
 """`a*b` in so many ways that each token takes longer than the last: soon tens of milliseconds."""

@@ -9,7 +9,14 @@ from antiphon_engine.api.grammar import Grammar
 from antiphon_engine.api.messages import Cancel, FinishReason
 from antiphon_engine.grammar.backends import Backends
 from antiphon_engine.grammar.base import CompiledGrammar
-from support.guided_loop import GuidedModel, ahead, reason, regex, run_to_ends, run_until_ended
+from support.grammars import regex
+from support.guided_loop import (
+    GuidedModel,
+    ahead,
+    reason,
+    run_to_ends,
+    run_until_ended,
+)
 
 SLOW = regex("slow|steady")
 DEADLINE_S = 60.0

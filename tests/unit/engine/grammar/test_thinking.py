@@ -14,7 +14,14 @@ from antiphon_engine.api.grammar import GrammarBackend, Thinking
 from antiphon_engine.api.messages import FinishReason, StopParams
 from antiphon_engine.grammar.thinking import MAX_BLANKS, EndMarker, Phase, ThinkingGate
 from antiphon_engine.grammar.vocabulary import Vocabulary
-from support.guided_loop import GuidedModel, ahead, only_failure, reason, regex, run_to_ends
+from support.grammars import regex
+from support.guided_loop import (
+    GuidedModel,
+    ahead,
+    only_failure,
+    reason,
+    run_to_ends,
+)
 
 ONE_TOKEN = "</think>"
 MANY_TOKENS = "[/THINK]"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
+from antiphon_engine.api.grammar import Grammar, GrammarBackend
 from antiphon_engine.grammar.backends import Backends
 from antiphon_engine.grammar.vocabulary import Vocabulary
 from antiphon_server.constraints.ebnf import MAX_COUNT, check_rules_end
@@ -86,7 +86,7 @@ def test_high_counts_are_held_to(bounds: str, may_end: bool, count: int) -> None
     text = f'root ::= ("x" | "zx"){bounds.replace("N", str(count))} "y"'
     tokens = tuple(bytes([value]) for value in range(256))
     backends = Backends(Vocabulary(tokens=tokens, control_ids=frozenset()))
-    grammar = Grammar(backend=GrammarBackend.XGRAMMAR, kind=GrammarKind.EBNF, text=text)
+    grammar = Grammar(backend=GrammarBackend.XGRAMMAR, text=text)
 
     check_rules_end(text, max_depth=8)
     matcher = backends.compile(grammar).matcher()

@@ -5,7 +5,7 @@ from antiphon.v1.types_pb2 import Choice, Constraint, JsonObject
 from google.protobuf.empty_pb2 import Empty
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, InvalidRequest
-from antiphon_engine.api.grammar import Grammar, GrammarBackend, GrammarKind
+from antiphon_engine.api.grammar import Grammar, GrammarBackend
 from antiphon_server.constraints.check_messages import Refused
 from antiphon_server.constraints.checked_cache import CheckedCache
 from antiphon_server.constraints.reading import (
@@ -84,7 +84,7 @@ def request(text: str) -> ConstraintRequest:
 
 
 def checked(text: str, size: int = 10) -> CheckedConstraint:
-    grammar = Grammar(backend=GrammarBackend.LLGUIDANCE, kind=GrammarKind.LARK, text="g" * size)
+    grammar = Grammar(backend=GrammarBackend.LLGUIDANCE, text="g" * size)
     return CheckedConstraint(request=request(text), grammar=grammar, compile_ns=1)
 
 
