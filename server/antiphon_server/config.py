@@ -186,7 +186,8 @@ class LoggingConfig:
     requests: bool = True
     """Whether each request and each turn has a line, at info, when it ends."""
     max_repeats_per_minute: int = 60
-    """Failures and warnings that say the same; of further ones a line tells how many there were."""
+    """Failures and warnings that say the same; of further ones a line tells how many there were.
+    Refusals while the engine is away have one, since clients that wait come every few seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,14 @@ from typing import Final
 
 import structlog
 
+from antiphon_engine.api.errors import ErrorReason
+
 WINDOW_S: Final = 60.0
 MAX_KINDS: Final = 256
 """Kinds of lines that are counted apart; further ones count as one."""
 _FURTHER: Final = ("further", "")
+_TOLD_TO_WAIT: Final = frozenset({ErrorReason.ENGINE_DOWN.value})
+"""Reasons of refusals that a waiting client hears every few seconds until it is served."""
 
 
 @dataclass(slots=True)
@@ -28,7 +32,9 @@ class RepeatLimit(logging.Filter):
     """Lets so many lines a minute through that say the same, and then tells how many it kept.
 
     What is limited are lines of a level from warning on, and those that have a reason; two are of
-    a kind where event and reason are the same. Any thread.
+    a kind where event and reason are the same. A refusal that tells callers to wait for the engine
+    is said once a minute: each of them comes again and again, and nothing else is to be learnt.
+    Any thread.
     """
 
     def __init__(
@@ -63,7 +69,7 @@ class RepeatLimit(logging.Filter):
         if kind is None:
             return True
         with self._lock:
-            passes = self._count(kind, now_s)
+            passes = self._count(kind, now_s, max_lines=1 if _tells_to_wait(record) else self._max)
         if not passes:
             self._on_drop()
         return passes
@@ -81,7 +87,7 @@ class RepeatLimit(logging.Filter):
                 log = structlog.get_logger()
                 log.info("repeated lines left out", of=kind[0], of_reason=kind[1], num=num)
 
-    def _count(self, kind: Hashable, now_s: float) -> bool:
+    def _count(self, kind: Hashable, now_s: float, *, max_lines: int) -> bool:
         if kind not in self._windows and len(self._windows) >= MAX_KINDS:
             kind = _FURTHER
         window = self._windows.get(kind)
@@ -89,16 +95,24 @@ class RepeatLimit(logging.Filter):
             window = self._windows[kind] = _Window(now_s + WINDOW_S)
             self._look_s = min(self._look_s, window.end_s)
         window.num += 1
-        if window.num <= self._max:
+        if window.num <= max_lines:
             return True
         window.num_left_out += 1
         return False
 
 
+def _tells_to_wait(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.WARNING and _reason_of(record) in _TOLD_TO_WAIT
+
+
+def _reason_of(record: logging.LogRecord) -> str:
+    return str(record.msg.get("reason", "")) if isinstance(record.msg, Mapping) else ""
+
+
 def _kind_of(record: logging.LogRecord) -> Hashable:
     """Returns what is the same in lines that say the same; None: it is not limited."""
     fields = record.msg if isinstance(record.msg, Mapping) else {}
-    reason = str(fields.get("reason", ""))
+    reason = _reason_of(record)
     if record.levelno < logging.WARNING and not reason:
         return None
     # Libraries' lines are told apart by their text without what is put into it.

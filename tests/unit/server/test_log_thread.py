@@ -136,6 +136,21 @@ def test_a_new_minute_begins_by_telling_what_the_last_one_left_out():
     assert (told["event"], told["of"], told["num"]) == ("repeated lines left out", "hot", 2)
 
 
+def test_callers_that_wait_for_the_engine_are_told_of_once_a_minute():
+    now_s = 0.0
+    limit = RepeatLimit(60, clock=lambda: now_s)
+    waits = {"event": "call refused", "reason": "ENGINE_DOWN"}
+    lost = {"event": "turn ended", "reason": "ENGINE_DOWN"}
+    passed = [limit.filter(line(waits)) for _ in range(3)]
+    passed_lost = [limit.filter(line(lost, logging.WARNING)) for _ in range(3)]
+
+    now_s = WINDOW_S
+    passed.append(limit.filter(line(waits)))
+
+    assert passed == [True, False, False, True]
+    assert passed_lost == [True, True, True]
+
+
 def test_kinds_of_lines_are_bounded():
     limit = RepeatLimit(1, clock=lambda: 0.0)
     passed = sum(
