@@ -12,7 +12,8 @@ from antiphon.v1 import session_pb2, types_pb2
 from antiphon_cli.failures import report
 from antiphon_cli.outage_note import OutageNote
 from antiphon_cli.outcome import complain
-from antiphon_cli.session_text import full_name, session_row, short_name, turn_text
+from antiphon_cli.session_list import session_line
+from antiphon_cli.session_text import full_name, short_name, turn_text, turns_text
 from antiphon_cli.slash_commands import Command, WrongCommand, help_text, read_command
 from antiphon_cli.terminal import LineReader, mutter, note, say
 from antiphon_client import (
@@ -87,7 +88,7 @@ class Conversation:
         if name:
             self._name = full_name(name)
             session = self._attach(takes_over=takes_over)
-            note(f"{session.info.num_turns} turns so far; /history shows them.")
+            note(f"{turns_text(session.info.num_turns)} so far; /history shows what was said.")
 
     def talk(self, lines: LineReader) -> int:
         """Reads lines and answers them until the input ends; returns the exit status.
@@ -219,8 +220,14 @@ class Conversation:
         self._tell(turn)
 
     def _continue(self, _: str) -> None:
-        if self._has_begun():
-            self._tell(self._attach().continue_answer(self._config))
+        if not self._has_begun():
+            return
+        turns = self._client.sessions.list_turns(self._name, newest_first=True, page_size=1)
+        last = next(turns, session_pb2.Turn())
+        if last.output.finish_reason == types_pb2.FINISH_REASON_STOP:
+            note("The last answer came to its own end; there is nothing to go on with.")
+            return
+        self._tell(self._attach().continue_answer(self._config))
 
     def _fork(self, session_id: str) -> None:
         if not self._has_begun():
@@ -253,7 +260,7 @@ class Conversation:
         sessions = self._client.sessions.list()
         for session in islice(sessions, MAX_LISTED_SESSIONS):
             mark = "*" if session.name == self._name else " "
-            print(f"{mark} {session_row(session)}")
+            print(f"{mark} {session_line(self._client, session)}")
         if next(sessions, None) is not None:
             note("`antiphon session list` shows the others.")
 

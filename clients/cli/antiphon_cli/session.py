@@ -15,6 +15,7 @@ from antiphon_cli.asking import ask
 from antiphon_cli.connection_flags import add_connection
 from antiphon_cli.outcome import FAILED, WRONG_USE, complain, complain_of
 from antiphon_cli.progress import Progress
+from antiphon_cli.session_list import session_line
 from antiphon_cli.session_text import full_name, session_row, short_name, turn_text
 from antiphon_client import Archive, ArchiveError, SyncClient
 
@@ -37,7 +38,9 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the actions and their flags."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = _action(actions, "list", "one line a session, latest first")
+    listing = _action(
+        actions, "list", "one line a session, latest first: how long it is, and how it began"
+    )
     listing.add_argument(
         "--label",
         action="append",
@@ -52,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     exporting.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="where to; default: standard output"
     )
-    importing = _action(actions, "import", "make a session of one that was exported")
+    importing = _action(
+        actions, "import", "make a session of one that was exported, with its history as one turn"
+    )
     importing.add_argument(
         "file", metavar="FILE", help="what `export` wrote; - reads standard input"
     )
@@ -95,7 +100,7 @@ def _list(client: SyncClient, arguments: argparse.Namespace) -> int:
     with Progress("sessions") as progress:
         for session in client.sessions.list(labels):
             progress.advance()
-            print(json.dumps(_plain(session)) if arguments.json else session_row(session))
+            print(json.dumps(_plain(session)) if arguments.json else session_line(client, session))
     return 0
 
 
@@ -107,7 +112,7 @@ def _show(client: SyncClient, arguments: argparse.Namespace) -> int:
         whole = {"session": _plain(session), "turns": [_plain(turn) for turn in turns]}
         print(json.dumps(whole, ensure_ascii=False))
         return 0
-    print(session_row(session))
+    print(session_row(session, num_tokens=session.residency.context_tokens))
     for key, value in (
         ("model", session.model),
         ("instructions", session.instructions),

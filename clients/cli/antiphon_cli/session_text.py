@@ -33,12 +33,27 @@ def short_name(name: str) -> str:
     return name.removeprefix(_PREFIX)
 
 
-def session_row(session: session_pb2.Session) -> str:
-    """Returns a session in one line: id, turns, when it last changed, what it is doing."""
+def turns_text(num_turns: int) -> str:
+    """Returns how many turns."""
+    return f"{num_turns} turn{'' if num_turns == 1 else 's'}"
+
+
+def session_row(session: session_pb2.Session, *, num_tokens: int = 0, words: str = "") -> str:
+    """Returns a session in one line: id, turns, tokens, when it last changed, what it is doing.
+
+    Args:
+        session: As the server tells it.
+        num_tokens: Of its context; 0: not known.
+        words: What else is told of it, in one line.
+    """
     update_time = session.update_time.ToDatetime(tzinfo=UTC).astimezone()
-    turns = f"{session.num_turns} turn{'' if session.num_turns == 1 else 's'}"
-    state = "  active" if session.state == session_pb2.Session.STATE_ACTIVE else ""
-    return f"{short_name(session.name):<32}  {turns:>9}  {update_time:%Y-%m-%d %H:%M}{state}"
+    tokens = f"{num_tokens:,} tokens" if num_tokens else ""
+    state = "active" if session.state == session_pb2.Session.STATE_ACTIVE else "idle"
+    row = (
+        f"{short_name(session.name):<32}  {turns_text(session.num_turns):>9}  {tokens:>14}  "
+        f"{update_time:%Y-%m-%d %H:%M}  {state:<6}  {words}"
+    )
+    return row.rstrip()
 
 
 def turn_text(turn: session_pb2.Turn) -> str:

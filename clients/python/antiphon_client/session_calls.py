@@ -148,13 +148,25 @@ class SessionCalls:
         )
 
     async def list_turns(
-        self, name: str, *, newest_first: bool = False, show_all: bool = False
+        self,
+        name: str,
+        *,
+        newest_first: bool = False,
+        show_all: bool = False,
+        page_size: int = 0,
     ) -> AsyncIterator[session_pb2.Turn]:
-        """Yields a session's turns; with `show_all` also failed and superseded ones."""
+        """Yields a session's turns; with `show_all` also failed and superseded ones.
+
+        They are fetched `page_size` at a time, from 1 to 1000; 0: as many as the server likes.
+        """
         token = ""
         while True:
             request = session_pb2.ListTurnsRequest(
-                session=name, page_token=token, newest_first=newest_first, show_all=show_all
+                session=name,
+                page_token=token,
+                page_size=page_size,
+                newest_first=newest_first,
+                show_all=show_all,
             )
             page = await self._connection.unary(self._stub.ListTurns, request)
             for turn in page.turns:

@@ -314,10 +314,20 @@ class SyncSessionCalls:
         return self._loop.run(self._calls.get_turn(turn_name))
 
     def list_turns(
-        self, name: str, *, newest_first: bool = False, show_all: bool = False
+        self,
+        name: str,
+        *,
+        newest_first: bool = False,
+        show_all: bool = False,
+        page_size: int = 0,
     ) -> Iterator[session_pb2.Turn]:
-        """Yields a session's turns; with `show_all` also failed and superseded ones."""
-        turns = self._calls.list_turns(name, newest_first=newest_first, show_all=show_all)
+        """Yields a session's turns; with `show_all` also failed and superseded ones.
+
+        They are fetched `page_size` at a time, from 1 to 1000; 0: as many as the server likes.
+        """
+        turns = self._calls.list_turns(
+            name, newest_first=newest_first, show_all=show_all, page_size=page_size
+        )
         return Each(self._loop, turns)
 
     def export(self, name: str) -> Iterator[str]:

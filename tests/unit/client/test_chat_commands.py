@@ -142,9 +142,27 @@ async def test_an_answer_that_was_cut_is_gone_on_with():
         )
 
 
+async def test_an_answer_that_came_to_its_end_is_not_gone_on_with():
+    class Ended(Talked):
+        async def ListTurns(self, request, context):
+            output = types_pb2.Output(text="BYE", finish_reason=types_pb2.FINISH_REASON_STOP)
+            turns = [session_pb2.Turn(name="sessions/s/turns/t1", output=output)]
+            return session_pb2.ListTurnsResponse(turns=turns)
+
+    servicer = Ended()
+    async with chatting(servicer) as run:
+        await run(("/continue", "there is nothing to go on with."))
+
+    assert not [frame for frame in servicer.frames if frame.HasField("generate")]
+
+
 async def test_conversations_are_listed_and_the_present_one_marked():
     async with chatting(Talked()) as run:
-        await run(("/sessions", "* s "), ("/sessions", "`antiphon session list` shows the others."))
+        await run(
+            ("/sessions", "* s "),
+            ("/sessions", "hello"),
+            ("/sessions", "`antiphon session list` shows the others."),
+        )
 
 
 async def test_help_lists_the_commands_and_a_wrong_one_is_told_its_nearest():

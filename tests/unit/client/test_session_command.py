@@ -10,7 +10,7 @@ from google.protobuf import empty_pb2
 from google.rpc import error_details_pb2
 
 from antiphon_cli.main import main
-from antiphon_client import archive, assistant, user
+from antiphon_client import archive, assistant, system, user
 from support.scripted_services import refuse, serving
 
 CALL = types_pb2.ToolCall(call_id="c", tool_name="weather", arguments_json='{"at": "Ulm"}')
@@ -23,6 +23,7 @@ class Keeping(session_pb2_grpc.SessionServiceServicer):
         self.sessions = {}
         self.turns = {}
         self.parts = []
+        self.page_sizes = []
         self.refuses_appends = refuses_appends
 
     def keep(self, session, *turns):
@@ -60,10 +61,15 @@ class Keeping(session_pb2_grpc.SessionServiceServicer):
         return session_pb2.ListSessionsResponse(sessions=found)
 
     async def ListTurns(self, request, context):
-        begin = int(request.page_token or 0)
-        turns = self.turns[request.session]
-        token = str(begin + 2) if begin + 2 < len(turns) else ""
-        return session_pb2.ListTurnsResponse(turns=turns[begin : begin + 2], next_page_token=token)
+        self.page_sizes.append(request.page_size)
+        if request.session not in self.turns:
+            info = error_details_pb2.ErrorInfo(reason="SESSION_NOT_FOUND")
+            await refuse(context, grpc.StatusCode.NOT_FOUND, "there is none", info)
+        begin, size = int(request.page_token or 0), request.page_size or 2
+        turns = self.turns[request.session][:: -1 if request.newest_first else 1]
+        token = str(begin + size) if begin + size < len(turns) else ""
+        page = turns[begin : begin + size]
+        return session_pb2.ListTurnsResponse(turns=page, next_page_token=token)
 
 
 @pytest.fixture
@@ -99,6 +105,33 @@ async def test_sessions_are_listed_a_line_each(kept, capsys):
     lines = capsys.readouterr().out.splitlines()
 
     assert [line.split()[:3] for line in lines] == [["talk", "3", "turns"], ["other", "1", "turn"]]
+
+
+async def test_a_listed_session_tells_how_long_it_is_and_how_it_began(kept, capsys):
+    long = session_pb2.Turn(input=[system("be\tkind"), user("what\x1b is\na " + "word " * 500)])
+    long.usage.prompt_tokens, long.usage.output_tokens = 1_200, 34
+    kept.keep(session_pb2.Session(name="sessions/long", num_turns=1, state="STATE_ACTIVE"), long)
+    kept.keep(session_pb2.Session(name="sessions/empty"))
+    kept.turns["sessions/talk"][-1].usage.prompt_tokens = 9
+    assert await antiphon(kept, "list") == 0
+    talk, other, long_line, empty = capsys.readouterr().out.splitlines()
+
+    assert talk.split()[1:5] == ["3", "turns", "9", "tokens"]
+    assert talk.endswith("  idle    hello")
+    assert other.endswith("  idle")
+    assert long_line.split()[1:5] == ["1", "turn", "1,234", "tokens"]
+    assert long_line.endswith(
+        "  active  what\N{REPLACEMENT CHARACTER} is a word word word word word word word w…"
+    )
+    assert empty.split()[1:3] == ["0", "turns"]
+    assert set(kept.page_sizes) == {1}
+
+
+async def test_a_session_that_is_deleted_while_it_is_listed_is_told_without_its_words(kept, capsys):
+    del kept.turns["sessions/talk"]
+    assert await antiphon(kept, "list") == 0
+
+    assert capsys.readouterr().out.splitlines()[0].endswith("  idle")
 
 
 async def test_sessions_are_listed_by_label_and_as_json(kept, capsys):
