@@ -133,6 +133,11 @@ def _from_file(path: Path | None) -> Iterator[tuple[str, str, object]]:
         raise StartupError(f"{path}: is not TOML: {error}") from error
     sections = sorted({key.partition(".")[0] for key in _kinds()})
     for section, entries in tree.items():
+        if section not in sections and not isinstance(entries, dict):
+            raise StartupError(
+                f"{path}: there is no setting {section!r}{nearest(section, _kinds())}; settings "
+                "stand in sections, such as [engine]"
+            )
         if section not in sections:
             raise StartupError(
                 f"{path}: there is no section [{section}]{nearest(section, sections)}"

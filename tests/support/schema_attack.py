@@ -23,7 +23,15 @@ _MAX_BYTES = 400
 
 
 class Refused(Exception):  # noqa: N818 - an answer
-    """The schema is not taken, so there is nothing to attack."""
+    """The schema is not taken, so there is nothing to attack.
+
+    Attributes:
+        path: What can't be enforced, as a JSON pointer into the schema; None: none was told.
+    """
+
+    def __init__(self, message: str, path: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 def grammar_of(schema: Json) -> tuple[Grammar, Texts]:
@@ -36,7 +44,7 @@ def grammar_of(schema: Json) -> tuple[Grammar, Texts]:
         grammar = plan_schema(write(schema, Spelling()), max_blank=2, limits=PlanLimits())
         return grammar, Texts(grammar)
     except UnsupportedConstraintError as refusal:
-        raise Refused(refusal.message) from refusal
+        raise Refused(refusal.message, refusal.path) from refusal
     except (ConstraintTooComplexError, GrammarError) as refusal:
         raise Refused(str(refusal)) from refusal
 

@@ -82,6 +82,16 @@ def test_unknown_section_in_the_file_is_refused_with_the_nearest(tmp_path: Path)
         load_config([], file, HOME)
 
 
+@pytest.mark.parametrize("name", ["max_context_tokens", "max_contxt_tokens"])
+def test_setting_outside_of_sections_is_refused_with_where_it_stands(
+    tmp_path: Path, name: str
+) -> None:
+    file = write(tmp_path / "a.toml", f"{name} = 100\n")
+
+    with pytest.raises(StartupError, match=r"a\.toml: .*did you mean engine.max_context_tokens"):
+        load_config([], file, HOME)
+
+
 def test_unknown_variable_is_refused_with_the_nearest() -> None:
     with pytest.raises(StartupError, match="did you mean ANTIPHON_SERVER__LISTEN"):
         load_config([], None, {**HOME, "ANTIPHON_SERVER__LISTN": "x"})
