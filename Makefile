@@ -152,7 +152,7 @@ bench-cpu: setup    ## Measures the CPU engine beside the peers that are in PEER
 bench-collectors: setup    ## Measures servers beside collectors in trouble, their ends, and 10,000 callers with names of their own; no model needed
 	$(BIN)/python tests/bench/collectors.py $(COLLECTORS_ARGS)
 
-bench-tracing: setup bench-collectors    ## Measures what tracing costs a server of the default model, and whether spans tell what a client sees, behind bench-collectors
+bench-tracing: setup bench-collectors    ## Measures what tracing costs a server of the default model, and whether spans tell what a client sees, after bench-collectors
 	$(BIN)/python tests/bench/tracing.py $(ARGS)
 
 observe: setup $(PHOENIX)/.$(PHOENIX_VERSION)    ## Serves the default model beside Arize Phoenix and Prometheus, and chats; ARGS=--check compares what they tell

@@ -79,7 +79,7 @@ void cut_many_rows(const ManyRows& product, std::int64_t most_pairs, Cut& cut) {
 // How the product is cut changes no result, so it may look at all there is.
 Cut cut(const PackedMatrix& weights, const ProductKernels& kernels, std::int64_t num_rows,
         int num_workers) {
-  const std::int64_t element = kernels.input_type == Type::kBf16 ? 2 : 4;
+  const std::int64_t element = element_bytes(kernels.input_type);
   const auto format = static_cast<std::size_t>(weights.format());
   const bool unpacks = kernels.unpack[format] != nullptr;
   const bool at_once = kernels.unpack_and_multiply[format] != nullptr;
@@ -129,7 +129,7 @@ class Share {
         epilogue_(epilogue),
         out_(out),
         out_column_(out_column) {
-    const std::int64_t element = kernels_.input_type == Type::kBf16 ? 2 : 4;
+    const std::int64_t element = element_bytes(kernels_.input_type);
     const std::int64_t tiles =
         std::max<std::int64_t>(cut_.slices_of_chunk, kLeastSlices) * 2 * kTile * element;
     const std::int64_t sums =
@@ -202,7 +202,7 @@ class Share {
   }
 
   void arrange(std::int64_t first_row, std::int64_t num_rows) const {
-    const std::int64_t element = in_.type == Type::kBf16 ? 2 : 4;
+    const std::int64_t element = element_bytes(in_.type);
     kernels_.arrange({static_cast<const std::byte*>(in_.data) + first_row * in_.stride * element,
                       in_.type, in_.stride, num_rows, weights_.num_slices(),
                       arranged_at(first_row, 0)});
@@ -262,7 +262,7 @@ class Share {
   void multiply(const Upcoming& blocks, const Place& place, const Upcoming& upcoming, float* sums) {
     const std::int64_t num_slices =
         blocks.num_bytes / static_cast<std::int64_t>(weights_.block_bytes());
-    const std::int64_t element = kernels_.input_type == Type::kBf16 ? 2 : 4;
+    const std::int64_t element = element_bytes(kernels_.input_type);
     const auto* const rows = static_cast<const std::byte*>(in_.data) +
                              (place.first_row * in_.stride + place.slice * kSlice) * element;
     Product product = {rows,       in_.stride, place.num_rows,  blocks.first,
@@ -287,7 +287,7 @@ class Share {
   }
 
   void finish(std::int64_t pair, std::int64_t first_row, std::int64_t num_rows, const float* sums) {
-    const std::int64_t element = out_.type == Type::kBf16 ? 2 : 4;
+    const std::int64_t element = element_bytes(out_.type);
     const bool gated = epilogue_ == Epilogue::kSiluMul;
     const bool in_gate_order = weights_.order() == RowOrder::kGateUp;
     alignas(64) float bias[kPair] = {};

@@ -68,7 +68,7 @@ BufferId Program::add_buffer(std::int64_t width, Type type) {
   added.stride =
       type == Type::kBf16 ? (width + kLineValues - 1) / kLineValues * kLineValues : width;
   const auto num_bytes = static_cast<std::size_t>(max_tokens_) *
-                         static_cast<std::size_t>(added.stride) * (type == Type::kF32 ? 4 : 2);
+                         static_cast<std::size_t>(added.stride * element_bytes(type));
   // Pages of a large one come when they are written first, and are zeros.
   std::size_t room = num_bytes + kCacheLine;
   added.memory.reset(std::calloc(room, 1));
@@ -196,9 +196,9 @@ void Program::bind_cache(const KvForm& form, std::vector<KvPools> layers) {
   check_size("the number of the cache's layers", layers.size(), run_->num_layers);
   check_equal("the cache's key-value heads", form.num_kv_heads, run_->shape.num_kv_heads);
   check_equal("the cache's head dimension", form.head_dim, run_->shape.head_dim);
-  const auto pool_bytes = static_cast<std::size_t>(form.num_blocks * form.block_tokens *
-                                                   form.num_kv_heads * form.head_dim) *
-                          (form.type == Type::kF32 ? 4 : 2);
+  const auto pool_bytes =
+      static_cast<std::size_t>(form.num_blocks * form.block_tokens * form.num_kv_heads *
+                               form.head_dim * element_bytes(form.type));
   for (const KvPools& pools : layers) {
     prefer_huge_pages(pools.keys, pool_bytes);
     prefer_huge_pages(pools.values, pool_bytes);

@@ -25,8 +25,6 @@ void for_each_row(const Worker& worker, TaskCursor& cursor, std::int64_t num_row
   }
 }
 
-inline std::int64_t element_bytes(Type type) { return type == Type::kF32 ? 4 : 2; }
-
 inline const void* element(const void* data, Type type, std::int64_t index) {
   return static_cast<const char*>(data) + index * element_bytes(type);
 }

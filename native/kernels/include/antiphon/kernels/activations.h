@@ -7,6 +7,8 @@ namespace antiphon::kernels {
 
 enum class Type : int { kF32 = 0, kBf16 = 1 };
 
+constexpr std::int64_t element_bytes(Type type) { return type == Type::kF32 ? 4 : 2; }
+
 // Rows that are read. Row r starts `r * stride` elements behind `data`.
 struct Rows {
   const void* data;
