@@ -29,16 +29,6 @@ def mask_logits(
     Bit i % 32 of word i // 32 is token i's. Releases the interpreter's lock.
     """
 
-def draw_nucleus(
-    weights: NDArray[np.float32], *, shares: NDArray[np.float64], uniforms: NDArray[np.float64]
-) -> NDArray[np.int64]:
-    """Returns a column for each row of weights [R, V], from 0 to 1 and one of them 1.
-
-    It is what a uniform number in [0, 1) picks from the smallest set of the row's heaviest weights
-    that reach its share of the row's sum, the first of equals first. Releases the interpreter's
-    lock.
-    """
-
 def checksum(values: NDArray[np.uint8]) -> int:
     """Returns 64 bits that are others for other bytes, but by chance. Releases the lock."""
 
@@ -50,6 +40,42 @@ def gguf_format(gguf_type: str) -> str:
 
 def packed_bytes(num_out: int, num_in: int, *, weight_format: str, order: str = "plain") -> int:
     """Returns the memory that a `PackedMatrix` takes."""
+
+@final
+class RowDraw:
+    """Draws tokens from rows of logits. Keeps the memory that it works in; one thread at a time."""
+
+    def __init__(self, *, isa: str) -> None: ...
+    def draw(
+        self,
+        logits: NDArray[np.float32],
+        rows: NDArray[np.int64],
+        *,
+        temperature: NDArray[np.float32],
+        top_k: NDArray[np.int64],
+        top_p: NDArray[np.float64],
+        min_p: NDArray[np.float64],
+        uniform: NDArray[np.float64],
+    ) -> NDArray[np.int32]:
+        """Returns a column for each of `rows` [R] of logits [S, V], which are overwritten.
+
+        Releases the interpreter's lock.
+
+        Args:
+            logits: [S, V]
+            rows: [R]
+            temperature: [R], above 0.
+            top_k: [R] keeps so many of the largest; 0: off.
+            top_p: [R] keeps the largest that reach this share; 1: off.
+            min_p: [R] keeps what is at least so likely relative to the largest; 0: off.
+            uniform: [R] in [0, 1): which point of the distribution.
+        """
+
+    def likeliest(self, logits: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Returns the column of the largest of each of `rows` [R] of logits [S, V]; as `draw`.
+
+        Of equals the first; what is no number is less than all others.
+        """
 
 @final
 class PackedMatrix:

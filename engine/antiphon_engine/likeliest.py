@@ -18,38 +18,12 @@ def likeliest_ids(logits_RV: Tensor) -> Tensor:
     vocabulary_size = logits_RV.shape[1]
     if vocabulary_size <= 2 * _CHUNK_TOKENS:
         return logits_RV.argmax(-1)
-    chunk_R1 = chunk_maxima(logits_RV).argmax(-1, keepdim=True)
+    chunk_R1 = _chunk_maxima(logits_RV).argmax(-1, keepdim=True)
     # The last chunk may be short: it is looked at with the end of the one before it, whose entries
     # are less than its largest, or it were not the first.
     first_R1 = (chunk_R1 * _CHUNK_TOKENS).clamp_(max=vocabulary_size - _CHUNK_TOKENS)
     places_C = torch.arange(_CHUNK_TOKENS, device=logits_RV.device)
     return first_R1[:, 0] + logits_RV.gather(1, first_R1 + places_C).argmax(-1)
-
-
-def bound_of_largest(logits_RV: Tensor, num: Tensor) -> Tensor:
-    """Returns for each row what at least `num` of its entries reach: [R], close to the last one's.
-
-    Args:
-        logits_RV: [R, V].
-        num: [R] int64, from 1; may be more than V.
-    """
-    most = min(int(num.max()), logits_RV.shape[1])
-    maxima_RC = chunk_maxima(logits_RV)
-    # As many chunks have a largest above the bound, so as many entries do.
-    values = logits_RV if most > maxima_RC.shape[1] else maxima_RC
-    largest = torch.topk(values, most, dim=-1).values
-    return largest.gather(1, (num.clamp(max=most) - 1)[:, None])[:, 0]
-
-
-def chunk_maxima(logits_RV: Tensor) -> Tensor:
-    """Returns the largest of each chunk, [R, C]; the last chunk may be a short one."""
-    num_whole = logits_RV.shape[1] // _CHUNK_TOKENS
-    end = num_whole * _CHUNK_TOKENS
-    whole_RV = logits_RV[:, :end]
-    maxima_RC = whole_RV.view(len(logits_RV), num_whole, _CHUNK_TOKENS).amax(-1)
-    if end == logits_RV.shape[1]:
-        return maxima_RC
-    return torch.cat((maxima_RC, logits_RV[:, end:].amax(-1, keepdim=True)), dim=1)
 
 
 def likeliest(logprobs_RV: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,3 +39,14 @@ def likeliest(logprobs_RV: Tensor) -> tuple[Tensor, Tensor]:
     """
     top = torch.topk(logprobs_RV, min(MAX_TOP_LOGPROBS, logprobs_RV.shape[1]), dim=-1)
     return top.values, top.indices.int()
+
+
+def _chunk_maxima(logits_RV: Tensor) -> Tensor:
+    """Returns the largest of each chunk, [R, C]; the last chunk may be a short one."""
+    num_whole = logits_RV.shape[1] // _CHUNK_TOKENS
+    end = num_whole * _CHUNK_TOKENS
+    whole_RV = logits_RV[:, :end]
+    maxima_RC = whole_RV.view(len(logits_RV), num_whole, _CHUNK_TOKENS).amax(-1)
+    if end == logits_RV.shape[1]:
+        return maxima_RC
+    return torch.cat((maxima_RC, logits_RV[:, end:].amax(-1, keepdim=True)), dim=1)

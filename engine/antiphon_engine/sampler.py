@@ -19,9 +19,8 @@ from antiphon_engine import _native
 from antiphon_engine.api.messages import GenerationRequest
 from antiphon_engine.device import CPU
 from antiphon_engine.grammar.masking import StepMasks
-from antiphon_engine.likeliest import likeliest_ids
 from antiphon_engine.row_logprobs import RowLogprobs, raw_logprobs
-from antiphon_engine.sampling_draw import FLOOR, DrawParams, draw
+from antiphon_engine.sampling_draw import FLOOR, DrawParams, TokenDraws
 from antiphon_engine.sampling_penalties import Penalties, has_penalties
 from antiphon_engine.sampling_tables import SamplingTables
 from antiphon_engine.step_executor import StepBuffers, sampled_rows
@@ -93,6 +92,7 @@ class Sampler:
     def __init__(self, *, num_slots: int, vocabulary_size: int) -> None:
         self._tables = SamplingTables(num_slots=num_slots, vocabulary_size=vocabulary_size)
         self._penalties = Penalties(num_slots=num_slots, vocabulary_size=vocabulary_size)
+        self._draws = TokenDraws()
 
     def assign_slot(
         self,
@@ -140,12 +140,12 @@ class Sampler:
             flags[masks.late] &= ~np.uint32(_native.FLAG_PENALTIES)
         penalised = np.nonzero(flags & _native.FLAG_PENALTIES)[0]
         if penalised.size:
-            self._penalties.count(slots[penalised], tokens[torch.from_numpy(penalised)])
+            self._penalties.count(slots[penalised], tokens[torch.from_numpy(penalised)].long())
         logprobs = None
         if raw is not None:
             num_top = self._tables.top_logprobs[slots]
             logprobs = raw.of(tokens, step_rows=step_rows, num_top=num_top)
-        return Sampled(tokens=tokens.int(), logprobs=logprobs)
+        return Sampled(tokens=tokens, logprobs=logprobs)
 
     def _wants_likeliest(self, slots: NDArray[np.int32], flags: NDArray[np.uint32]) -> bool:
         """Returns whether all rows are greedy, and nothing else is asked of their logits."""
@@ -178,19 +178,14 @@ class Sampler:
     def _choose(
         self, logits: torch.Tensor, slots: NDArray[np.int32], uniform: NDArray[np.float64]
     ) -> torch.Tensor:
-        """Returns [S]."""
+        """Returns [S] int32."""
         greedy = self._tables.greedy[slots]
-        if greedy.all():
-            return likeliest_ids(logits)
-        greedy_rows, drawn_rows = np.nonzero(greedy)[0], np.nonzero(~greedy)[0]
+        greedy_rows, drawn_rows = np.flatnonzero(greedy), np.flatnonzero(~greedy)
+        tokens = np.empty(slots.shape[0], np.int32)
+        tokens[greedy_rows] = self._draws.likeliest(logits, greedy_rows)
         params = self._draw_params(slots[drawn_rows], uniform[drawn_rows])
-        tokens = torch.empty(slots.shape[0], dtype=torch.int64)
-        if greedy_rows.size:
-            index = torch.from_numpy(greedy_rows)
-            tokens[index] = likeliest_ids(logits[index])
-            logits = logits[torch.from_numpy(drawn_rows)]
-        tokens[torch.from_numpy(drawn_rows)] = torch.from_numpy(draw(logits, params))
-        return tokens
+        tokens[drawn_rows] = self._draws.draw(logits, drawn_rows, params)
+        return torch.from_numpy(tokens)
 
     def _draw_params(self, slots: NDArray[np.int32], uniform: NDArray[np.float64]) -> DrawParams:
         tables = self._tables

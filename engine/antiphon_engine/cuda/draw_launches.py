@@ -18,7 +18,7 @@ from antiphon_engine import _kernels
 from antiphon_engine.cuda.draw_slab import DrawArrays
 from antiphon_engine.cuda.slot_sampling import IN_PROMPT, Param, SlotSampling
 from antiphon_engine.likeliest import likeliest_ids
-from antiphon_engine.sampling_draw import FLOOR, DrawParams, draw
+from antiphon_engine.sampling_draw import FLOOR, DrawParams, TokenDraws
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +65,7 @@ class OperatorDraws:
     def __init__(self, tables: SlotSampling, last_tokens_S: Tensor) -> None:
         self._tables = tables
         self._last_tokens_S = last_tokens_S
+        self._draws = TokenDraws()
 
     def launch(self, step: DrawArrays, target: DrawTarget, *, num_searches: int) -> None:
         """See DrawLaunches."""
@@ -122,8 +123,8 @@ class OperatorDraws:
                 min_p=self._params(slots, Param.MIN_P).numpy(),
                 uniform=uniforms[drawn].numpy(),
             )
-            chosen = draw(logits_DV[drawn], params).astype(np.int64)
-            tokens[drawn] = torch.from_numpy(chosen)
+            chosen = self._draws.draw(logits_DV, drawn.numpy(), params)
+            tokens[drawn] = torch.from_numpy(chosen.astype(np.int64))
         return tokens
 
     def _params(self, slots: Tensor, param: Param) -> Tensor:

@@ -55,14 +55,9 @@ void NucleusDraw::collect(std::span<const float> weights, std::size_t bin) {
                    [&](std::uint32_t a, std::uint32_t b) { return weights[a] > weights[b]; });
 }
 
-std::size_t NucleusDraw::operator()(std::span<const float> weights, double share, double uniform) {
+std::size_t NucleusDraw::operator()(std::span<const float> weights, double limit, double uniform) {
   add_up(weights);
-  double total = 0.0;
-  for (std::size_t bin = kNumBins; bin-- > 0;) {
-    total += bins_[bin];
-  }
-  // A weight is kept while those before it have not reached the share: the next below is so too.
-  const double limit = share * total;
+  // A weight is kept while those before it have not reached the limit: the next below is so too.
   const Crossing end = find(std::nextafter(limit, 0.0));
   collect(weights, end.bin);
   double kept = end.before;

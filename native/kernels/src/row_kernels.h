@@ -16,6 +16,10 @@ struct RowKernels {
   void (*rotate)(const float* head, const float* cos, const float* sin, std::int64_t half,
                  void* out, Type type);
   void (*copy)(const float* in, std::int64_t size, void* out, Type type);
+  // The largest; no number where one of them isn't finite.
+  float (*largest)(const float* values, std::int64_t size);
+  // out[i] = e^((in[i] - largest) / divisor); `out` may be `in`.
+  void (*weigh)(const float* in, std::int64_t size, float largest, float divisor, float* out);
 };
 
 namespace portable {

@@ -3,7 +3,9 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
+#include "exponential.h"
 #include "row_kernels.h"
 
 namespace antiphon::kernels::row_templates {
@@ -67,6 +69,38 @@ void copy(const float* in, std::int64_t size, void* out, Type type) {
 }
 
 template <class Vector>
-constexpr RowKernels kKernels = {rms_norm<Vector>, rotate<Vector>, copy<Vector>};
+float largest(const float* values, std::int64_t size) {
+  constexpr float kLeast = -std::numeric_limits<float>::infinity();
+  const Vector zero = Vector::set(0.0F);
+  Vector found = Vector::set(kLeast);
+  Vector zeros = zero;  // as long as all are finite
+  std::int64_t place = 0;
+  for (; place + Vector::kLanes <= size; place += Vector::kLanes) {
+    const Vector x = Vector::load(values + place);
+    found = Vector::max(x, found);
+    zeros = Vector::fma(x, zero, zeros);
+  }
+  float result = found.largest();
+  float rest = zeros.sum();
+  for (; place < size; ++place) {
+    result = values[place] > result ? values[place] : result;
+    rest += values[place] * 0.0F;
+  }
+  return result + rest;
+}
+
+template <class Vector>
+void weigh(const float* in, std::int64_t size, float largest, float divisor, float* out) {
+  const Vector most = Vector::set(largest);
+  const Vector by = Vector::set(divisor);
+  for_each_vector<Vector>(size, [&](std::int64_t place, std::int64_t count) {
+    const Vector x = Vector::load_first(in + place, count);
+    exponential::exp((x - most) / by).store_first(out + place, count);
+  });
+}
+
+template <class Vector>
+constexpr RowKernels kKernels = {rms_norm<Vector>, rotate<Vector>, copy<Vector>, largest<Vector>,
+                                 weigh<Vector>};
 
 }  // namespace antiphon::kernels::row_templates

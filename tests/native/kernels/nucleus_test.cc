@@ -16,14 +16,13 @@ struct NaiveNucleus {
   std::vector<std::size_t> order;
   std::vector<double> sums;  // of those that are kept
 
-  NaiveNucleus(const std::vector<float>& weights, double share) : order(weights.size()) {
+  NaiveNucleus(const std::vector<float>& weights, double limit) : order(weights.size()) {
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::stable_sort(order.begin(), order.end(),
                      [&](std::size_t a, std::size_t b) { return weights[a] > weights[b]; });
-    const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
     double sum = 0;
     for (const std::size_t index : order) {
-      if (!sums.empty() && sum >= share * total) {
+      if (!sums.empty() && sum >= limit) {
         break;
       }
       sum += weights[index];
@@ -65,11 +64,13 @@ TEST(NucleusDraw, PicksWhatSortingWould) {
   for (const std::size_t size : {1, 2, 50, 3000}) {
     for (const float spread : {0.0F, 0.1F, 2.0F, 30.0F}) {
       const std::vector<float> weights = RandomWeights(random, size, spread);
+      const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
       for (const double share : {1e-6, 0.1, 0.5, 0.9, 0.999, 0.999999}) {
-        const NaiveNucleus naive(weights, share);
+        const double limit = share * total;
+        const NaiveNucleus naive(weights, limit);
         for (int i = 0; i < 20; ++i) {
           const double u = i == 0 ? 0.0 : i == 1 ? std::nextafter(1.0, 0.0) : uniform(random);
-          const std::size_t drawn = draw(weights, share, u);
+          const std::size_t drawn = draw(weights, limit, u);
           EXPECT_TRUE(naive.allows(drawn, u))
               << drawn << " of " << size << ", share " << share << ", uniform " << u;
         }
@@ -82,7 +83,7 @@ TEST(NucleusDraw, TheFirstOfEqualsComesFirst) {
   NucleusDraw draw;
   const std::vector<float> weights(8, 1.0F);
   for (std::size_t i = 0; i < 4; ++i) {
-    EXPECT_EQ(draw(weights, 0.5, (static_cast<double>(i) + 0.5) / 4), i);
+    EXPECT_EQ(draw(weights, 4.0, (static_cast<double>(i) + 0.5) / 4), i);
   }
 }
 

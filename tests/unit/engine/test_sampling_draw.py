@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from antiphon_engine.api.messages import SamplingParams
-from antiphon_engine.sampling_draw import FLOOR, DrawParams, draw
+from antiphon_engine.sampling_draw import FLOOR, DrawParams, TokenDraws
 from support.sampling_reference import distribution
 
 VOCABULARY = 700
@@ -29,6 +29,11 @@ def random_logits(num_rows: int, seed: int = 0, *, step: float = 0.0) -> torch.T
         np.random.default_rng(seed).normal(0, 3, (num_rows, VOCABULARY)).astype(np.float32)
     )
     return (logits / step).round() * step if step else logits
+
+
+def draw(logits: torch.Tensor, params: DrawParams) -> NDArray[np.int32]:
+    """Draws a token of each row."""
+    return TokenDraws().draw(logits, np.arange(len(logits)), params)
 
 
 def drawn_often(

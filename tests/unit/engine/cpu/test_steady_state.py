@@ -50,12 +50,19 @@ def sizes_of_tensors(loop):
     return allocated
 
 
-@pytest.mark.parametrize("num_rows", [1, 4, MAX_ROWS])
-def test_decode_steps_allocate_no_tensors(checkpoint, model, num_rows):
+GREEDY = {"temperature": 0.0}
+KINDS_OF_DRAWS = [{}, {"top_p": 0.9}, {"top_k": 20, "top_p": 0.8}, {"min_p": 0.05}]
+
+
+@pytest.mark.parametrize("num_rows", [1, MAX_ROWS])
+@pytest.mark.parametrize(
+    "kinds", [[GREEDY], *([kind] for kind in KINDS_OF_DRAWS), [GREEDY, *KINDS_OF_DRAWS]], ids=str
+)
+def test_decode_steps_allocate_no_tensors(checkpoint, model, kinds, num_rows):
     with running_loop_of(model, CONFIG, checkpoint=str(checkpoint)) as loop:
         for request_id in range(1, num_rows + 1):
             stop = StopParams(max_output_tokens=NUM_FIRST_STEPS + NUM_STEPS + 40)
-            sampling = SamplingParams(seed=0, temperature=0.0)
+            sampling = SamplingParams(seed=request_id, **kinds[request_id % len(kinds)])
             loop.submit(request_id, request(1, 2, request_id, sampling=sampling, stop=stop))
         for _ in range(NUM_FIRST_STEPS):
             loop.step()

@@ -6,7 +6,7 @@ import torch
 
 from antiphon_engine.grammar.base import mask_words
 from antiphon_engine.grammar.masking import StepMasks
-from antiphon_engine.sampling_draw import FLOOR, DrawParams, draw
+from antiphon_engine.sampling_draw import FLOOR, DrawParams, TokenDraws
 
 
 def masks_of(allowed: np.ndarray, rows: list[int]) -> StepMasks:
@@ -38,7 +38,7 @@ def test_fewer_tokens_than_top_k_are_drawn_from_alone(top_k: int) -> None:
     random = np.random.default_rng(1)
     allowed = np.zeros((1, 900), bool)
     allowed[0, [3, 500, 899]] = True
-    drawn = set()
+    draws, drawn = TokenDraws(), set()
 
     for uniform in np.linspace(0, 0.999999, 40):
         logits = torch.from_numpy(random.normal(size=(1, 900)).astype(np.float32))
@@ -50,6 +50,6 @@ def test_fewer_tokens_than_top_k_are_drawn_from_alone(top_k: int) -> None:
             min_p=np.array([0.0]),
             uniform=np.array([uniform]),
         )
-        drawn.update(draw(logits, params).tolist())
+        drawn.update(draws.draw(logits, np.zeros(1, np.int64), params).tolist())
 
     assert drawn == {3, 500, 899}

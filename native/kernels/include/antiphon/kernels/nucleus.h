@@ -1,4 +1,4 @@
-// Draws from the likeliest tokens that together have a share of all weight (top-p).
+// Draws from the heaviest tokens that together reach a weight (top-p).
 #pragma once
 
 #include <cstddef>
@@ -14,14 +14,14 @@ class NucleusDraw {
   NucleusDraw();
 
   // Returns the index that `uniform`, in [0, 1), picks from the smallest set of the heaviest
-  // weights that reach `share` of all weight, heaviest first and the first of equals first. The
-  // heaviest one is always in the set. Depends on its arguments alone, to the last bit.
+  // weights that reach `limit` together, heaviest first and the first of equals first. The heaviest
+  // one is always in the set. Depends on its arguments alone, to the last bit.
   //
   // Sorts only weights close to the two that are looked for: it adds weights up by their leading
   // bits.
   //
   // REQUIRES: weights from 0 to 1, one of them 1.
-  std::size_t operator()(std::span<const float> weights, double share, double uniform);
+  std::size_t operator()(std::span<const float> weights, double limit, double uniform);
 
  private:
   struct Crossing {
