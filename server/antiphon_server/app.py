@@ -35,7 +35,7 @@ from antiphon_server.access.tenancy import Tenancy
 from antiphon_server.config import Config
 from antiphon_server.draining import Draining
 from antiphon_server.generator import Generator
-from antiphon_server.interceptors import CallInterceptor
+from antiphon_server.interceptors import CallHandling, CallInterceptor
 from antiphon_server.listen import Address
 from antiphon_server.long_calls import LongCalls
 from antiphon_server.metering import Metering
@@ -293,11 +293,13 @@ class Server:
         self, count_call: Callable[[], AbstractContextManager[None]], *, needs_admin: bool
     ) -> Guard:
         interceptor = CallInterceptor(
-            count_call=count_call,
-            authenticate=self._entrance.check(needs_admin=needs_admin),
-            offload=self._offload,
-            draw_request_id=lambda: secrets.token_hex(8),
-            telemetry=self.telemetry,
+            CallHandling(
+                count_call=count_call,
+                authenticate=self._entrance.check(needs_admin=needs_admin),
+                offload=self._offload,
+                draw_request_id=lambda: secrets.token_hex(8),
+                telemetry=self.telemetry,
+            )
         )
         return Guard(interceptors=[interceptor], credentials=self._entrance.port_credentials())
 

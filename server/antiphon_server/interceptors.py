@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, TypeAlias, cast
 
@@ -65,35 +65,30 @@ AnswerOnce = Callable[[Readable, Context], Awaitable[Message]]
 AnswerMany = Callable[[Readable, Context], AsyncGenerator[Message, None]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallHandling:
+    """What all calls share."""
+
+    count_call: Callable[[], AbstractContextManager[None]]
+    """Makes what is held while a call runs; may refuse it by an AntiphonError."""
+    authenticate: Authenticate
+    """Tells who makes a call; refuses it by an AntiphonError."""
+    offload: Offload
+    """Where large requests are looked through."""
+    draw_request_id: Callable[[], str]
+    """Makes the id of a call."""
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    """Is told of every call."""
+    clock: Callable[[], float] = time.monotonic
+    """In seconds."""
+
+
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every method of the project's services; those of other packages stay as they are."""
 
-    def __init__(  # noqa: PLR0913 - a composition root's parts, all by name
-        self,
-        *,
-        count_call: Callable[[], AbstractContextManager[None]],
-        authenticate: Authenticate,
-        offload: Offload,
-        draw_request_id: Callable[[], str],
-        telemetry: Telemetry | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Sets what all calls share.
-
-        Args:
-            count_call: Makes what is held while a call runs; may refuse it by an AntiphonError.
-            authenticate: Tells who makes a call; refuses it by an AntiphonError.
-            offload: Where large requests are looked through.
-            draw_request_id: Makes the id of a call.
-            telemetry: Is told of every call; None: nobody is.
-            clock: Monotonic, in seconds.
-        """
-        self._count_call = count_call
-        self._authenticate = authenticate
-        self._offload = offload
-        self._draw_request_id = draw_request_id
-        self._telemetry = telemetry or Telemetry()
-        self._clock = clock
+    def __init__(self, handling: CallHandling) -> None:
+        """Sets what all calls share."""
+        self._handling = handling
 
     async def intercept_service(  # type: ignore[override]  # Typed for methods of one type only.
         self,
@@ -104,22 +99,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
         if handler is not None and method.startswith(_REFLECTION_PREFIX):
-            return guarded(handler, self._authenticate)
+            return guarded(handler, self._handling.authenticate)
         if handler is None:
-            self._telemetry.unknown_method_called()
+            self._handling.telemetry.unknown_method_called()
             return None
         if not method.startswith(_OWN_PREFIX):
             return handler
-        wrapped = _Method(
-            name=method.removeprefix(_OWN_PREFIX),
-            count_call=self._count_call,
-            authenticate=self._authenticate,
-            offload=self._offload,
-            draw_request_id=self._draw_request_id,
-            telemetry=self._telemetry,
-            clock=self._clock,
-        )
-        refused = self._authenticate.refuses(handler_call_details.invocation_metadata)
+        wrapped = _Method(name=method.removeprefix(_OWN_PREFIX), handling=self._handling)
+        refused = self._handling.authenticate.refuses(handler_call_details.invocation_metadata)
         return wrapped.wrap(handler, reads=_leave_unread if refused else None)
 
 
@@ -129,12 +116,7 @@ class _Method:
 
     name: str
     """Service/Method."""
-    count_call: Callable[[], AbstractContextManager[None]]
-    authenticate: Authenticate
-    offload: Offload
-    draw_request_id: Callable[[], str]
-    telemetry: Telemetry
-    clock: Callable[[], float]
+    handling: CallHandling
 
     def wrap(self, handler: Handler, *, reads: Read | None) -> Handler:
         """Returns a handler of the same kind that runs the given one inside a call.
@@ -214,7 +196,7 @@ class _Method:
             return _readable_ones(request, self._still_the_caller(context, interval_s=0.0))
         message = _readable(request)
         if message.ByteSize() > _LARGE_BYTES:
-            await self.offload.run(check_unknown_fields, message, "")
+            await self.handling.offload.run(check_unknown_fields, message, "")
         else:
             check_unknown_fields(message, "")
         return message
@@ -226,7 +208,7 @@ class _Method:
 
         It looks at most so often, since there is a message for every token.
         """
-        return _CallerWatch(self, context, interval_s).check
+        return _CallerWatch(self.handling, context, interval_s).check
 
     def _call(self, context: Context) -> _Call:
         return _Call(self, context)
@@ -235,21 +217,21 @@ class _Method:
 class _CallerWatch:
     """Whether a stream's caller still has a credential that holds; asked at every token."""
 
-    __slots__ = ("_caller", "_context", "_interval_s", "_look_s", "_method")
+    __slots__ = ("_caller", "_context", "_handling", "_interval_s", "_look_s")
 
-    def __init__(self, method: _Method, context: Context, interval_s: float) -> None:
-        self._method = method
+    def __init__(self, handling: CallHandling, context: Context, interval_s: float) -> None:
+        self._handling = handling
         self._context = context
         self._caller = caller_of(context)
         self._interval_s = interval_s
-        self._look_s = method.clock() + interval_s  # When it is to be looked at again.
+        self._look_s = handling.clock() + interval_s  # When it is to be looked at again.
 
     def check(self) -> None:
         """Raises AntiphonError, BAD_CREDENTIAL: it holds no more."""
-        now_s = self._method.clock()
+        now_s = self._handling.clock()
         if now_s < self._look_s:
             return
-        if self._method.authenticate(self._context) != self._caller:
+        if self._handling.authenticate(self._context) != self._caller:
             raise bad_credential()
         self._look_s = now_s + self._interval_s
 
@@ -258,13 +240,14 @@ class _Call:
     """One call while it runs: turns what is raised inside into its status."""
 
     def __init__(self, method: _Method, context: Context) -> None:
+        handling = method.handling
         self._context = context
-        self._request_id = method.draw_request_id()
-        self._authenticate = method.authenticate
-        self._counted = method.count_call()
+        self._request_id = handling.draw_request_id()
+        self._authenticate = handling.authenticate
+        self._counted = handling.count_call()
         self._log = structlog.get_logger().bind(request_id=self._request_id, method=method.name)
-        self._telemetry = method.telemetry
-        self._trace = method.telemetry.begin_call(
+        self._telemetry = handling.telemetry
+        self._trace = handling.telemetry.begin_call(
             _OWN_PREFIX.removeprefix("/") + method.name,
             trace_context_of(context),
             request_id=self._request_id,

@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from antiphon_server.access.authentication import let_anyone_in
 from antiphon_server.generator import Generator
-from antiphon_server.interceptors import CallInterceptor
+from antiphon_server.interceptors import CallHandling, CallInterceptor
 from antiphon_server.long_calls import LongCalls
 from antiphon_server.offload import Offload
 from antiphon_server.request_preparation import RequestPreparation
@@ -76,10 +76,12 @@ async def inference_server(
     generator = generator or Generator(model, offload=offload)
     request_ids = itertools.count(1)
     interceptor = CallInterceptor(
-        count_call=nullcontext,
-        authenticate=let_anyone_in,
-        offload=offload,
-        draw_request_id=lambda: f"request-{next(request_ids)}",
+        CallHandling(
+            count_call=nullcontext,
+            authenticate=let_anyone_in,
+            offload=offload,
+            draw_request_id=lambda: f"request-{next(request_ids)}",
+        )
     )
     server = grpc.aio.server(interceptors=[interceptor])
     preparation = RequestPreparation(

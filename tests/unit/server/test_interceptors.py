@@ -21,7 +21,7 @@ from grpc_status import rpc_status
 from antiphon_engine.api.errors import AntiphonError, ErrorReason, FieldViolation, InvalidRequest
 from antiphon_server.access.authentication import let_anyone_in
 from antiphon_server.config import LoggingConfig
-from antiphon_server.interceptors import REQUEST_ID_KEY, CallInterceptor
+from antiphon_server.interceptors import REQUEST_ID_KEY, CallHandling, CallInterceptor
 from antiphon_server.logs import configure_logging
 from antiphon_server.offload import Offload
 from antiphon_server.supervision import Supervision
@@ -104,10 +104,12 @@ async def served() -> AsyncIterator[Served]:
     server = grpc.aio.server(
         interceptors=[
             CallInterceptor(
-                count_call=supervision.call,
-                authenticate=let_anyone_in,
-                offload=offload,
-                draw_request_id=lambda: next(ids),
+                CallHandling(
+                    count_call=supervision.call,
+                    authenticate=let_anyone_in,
+                    offload=offload,
+                    draw_request_id=lambda: next(ids),
+                )
             )
         ]
     )

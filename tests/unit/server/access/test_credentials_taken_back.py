@@ -15,7 +15,7 @@ from antiphon_engine.api.errors import AntiphonError
 from antiphon_server.access.authentication import CredentialCheck
 from antiphon_server.access.credentials import load_credentials
 from antiphon_server.call_writer import current_writer
-from antiphon_server.interceptors import RECHECK_INTERVAL_S, CallInterceptor
+from antiphon_server.interceptors import RECHECK_INTERVAL_S, CallHandling, CallInterceptor
 from antiphon_server.offload import Offload
 from support.server import details_of
 from support.tenants import bearer, token_entry, write_tokens
@@ -57,11 +57,13 @@ async def test_a_call_whose_credential_has_expired_is_told_nothing_more(tmp_path
     offload, telling = Offload(num_threads=1, max_pending=8), Telling()
     check = CredentialCheck(lambda: credentials, needs_admin=False, now=lambda: telling.now)
     interceptor = CallInterceptor(
-        count_call=nullcontext,
-        authenticate=check,
-        offload=offload,
-        draw_request_id=lambda: "r",
-        clock=lambda: telling.clock_s,
+        CallHandling(
+            count_call=nullcontext,
+            authenticate=check,
+            offload=offload,
+            draw_request_id=lambda: "r",
+            clock=lambda: telling.clock_s,
+        )
     )
     server = grpc.aio.server(interceptors=[interceptor])
     server.add_generic_rpc_handlers([telling.handler()])

@@ -11,7 +11,7 @@ from antiphon.v1.inference_pb2 import GenerateRequest, GenerateResponse
 
 from antiphon_server.access.authentication import CredentialCheck
 from antiphon_server.access.credentials import Credentials, load_credentials
-from antiphon_server.interceptors import CallInterceptor
+from antiphon_server.interceptors import CallHandling, CallInterceptor
 from antiphon_server.offload import Offload
 from support.tenants import bearer, token_entry, write_tokens
 
@@ -46,10 +46,12 @@ async def calling(
     """Serves the method to those who have one of the credentials; they are asked for each time."""
     offload = Offload(num_threads=1, max_pending=8)
     interceptor = CallInterceptor(
-        count_call=nullcontext,
-        authenticate=CredentialCheck(credentials, needs_admin=False, now=lambda: NOW),
-        offload=offload,
-        draw_request_id=lambda: "r",
+        CallHandling(
+            count_call=nullcontext,
+            authenticate=CredentialCheck(credentials, needs_admin=False, now=lambda: NOW),
+            offload=offload,
+            draw_request_id=lambda: "r",
+        )
     )
     server = grpc.aio.server(interceptors=[interceptor])
     server.add_generic_rpc_handlers([counting.handler()])

@@ -10,7 +10,7 @@ from antiphon.v1 import inference_pb2, inference_pb2_grpc
 
 from antiphon_engine.api.errors import AntiphonError, ErrorReason
 from antiphon_server.access.authentication import let_anyone_in
-from antiphon_server.interceptors import CallInterceptor
+from antiphon_server.interceptors import CallHandling, CallInterceptor
 from antiphon_server.offload import Offload
 from antiphon_server.supervision import Supervision
 from antiphon_server.telemetry.request_record import CallRecord, RequestRecord
@@ -74,11 +74,13 @@ async def served() -> AsyncIterator[Served]:
     sink, inference, supervision = KeepsCalls(), Inference(), Supervision()
     offload = Offload(num_threads=1, max_pending=8)
     interceptor = CallInterceptor(
-        count_call=supervision.call,
-        authenticate=let_anyone_in,
-        offload=offload,
-        draw_request_id=lambda: "r",
-        telemetry=Telemetry(sinks=[sink]),
+        CallHandling(
+            count_call=supervision.call,
+            authenticate=let_anyone_in,
+            offload=offload,
+            draw_request_id=lambda: "r",
+            telemetry=Telemetry(sinks=[sink]),
+        )
     )
     server = grpc.aio.server(interceptors=[interceptor])
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server)
