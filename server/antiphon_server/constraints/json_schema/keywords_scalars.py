@@ -1,5 +1,6 @@
 """The keywords of numbers and strings."""
 
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Final
 
@@ -18,6 +19,8 @@ from antiphon_server.constraints.json_schema.goals import (
 )
 from antiphon_server.constraints.json_schema.keyword import Keyword, of_type
 from antiphon_server.constraints.json_schema.schema_node import SchemaNode
+from antiphon_server.constraints.languages import charsets
+from antiphon_server.constraints.languages.charsets import CharSet
 from antiphon_server.constraints.languages.counting import MAX_LENGTH, find_excess
 from antiphon_server.constraints.languages.pattern_syntax import PatternError
 from antiphon_server.constraints.languages.patterns import searched
@@ -92,11 +95,16 @@ def _length(node: SchemaNode) -> Term:
     return of_length(low, high)
 
 
-def _pattern(node: SchemaNode) -> Term:
+def _pattern(node: SchemaNode, space: CharSet = charsets.SPACE) -> Term:
     pattern = node.get("pattern")
     if not isinstance(pattern, str):
         node.refuse("pattern", "this must be a string")
-    return pattern_language(node, "pattern", pattern)
+    return pattern_language(node, "pattern", pattern, space=space)
+
+
+def _written_pattern(node: SchemaNode) -> Term:
+    # U+FEFF is a blank to ECMA-262 alone: other validators would find the output at fault.
+    return _pattern(node, charsets.WHITE_SPACE)
 
 
 def _format(node: SchemaNode) -> Term:
@@ -109,14 +117,16 @@ def _format(node: SchemaNode) -> Term:
     return language
 
 
-def pattern_language(node: SchemaNode, keyword: str, pattern: str) -> Term:
-    """Returns the strings in which a pattern is found.
+def pattern_language(
+    node: SchemaNode, keyword: str, pattern: str, *, space: CharSet = charsets.SPACE
+) -> Term:
+    """Returns the strings in which a pattern is found; `space` says which characters are blanks.
 
     Raises:
         UnsupportedConstraintError: it can't be enforced.
     """
     try:
-        language = searched(pattern)
+        language = searched(pattern, space=space)
     except PatternError as error:
         node.refuse(keyword, f"the pattern {shown(pattern)} can't be enforced: {error}")
     if (excess := find_excess(language)) is not None:
@@ -124,12 +134,16 @@ def pattern_language(node: SchemaNode, keyword: str, pattern: str) -> Term:
     return language
 
 
-def _of_texts(names: tuple[str, ...]) -> Keyword:
-    languages = {"minLength": _length, "pattern": _pattern, "format": _format}
-    language = languages[names[0]]
+def _of_texts(
+    names: tuple[str, ...],
+    language: Callable[[SchemaNode], Term],
+    *,
+    written: Callable[[SchemaNode], Term] | None = None,
+) -> Keyword:
+    """A keyword of strings; `written` are those of its language that outputs may be, if not all."""
 
     def holds(node: SchemaNode, _workings: Workings, _scopes: Scopes) -> tuple[Part, ...]:
-        return (TextIn(language(node), f"{node.pointer}/{names[-1]}"),)
+        return (TextIn((written or language)(node), f"{node.pointer}/{names[-1]}"),)
 
     def fails(node: SchemaNode, _workings: Workings) -> tuple[Option, ...]:
         path = f"{node.pointer}/{names[-1]}"
@@ -143,7 +157,7 @@ SCALAR_KEYWORDS: Final = (
         ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _range_holds, _range_fails
     ),
     Keyword(("multipleOf",), _multiple_holds, _multiple_fails),
-    _of_texts(("minLength", "maxLength")),
-    _of_texts(("pattern",)),
-    _of_texts(("format",)),
+    _of_texts(("minLength", "maxLength"), _length),
+    _of_texts(("pattern",), _pattern, written=_written_pattern),
+    _of_texts(("format",), _format),
 )

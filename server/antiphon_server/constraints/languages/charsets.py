@@ -100,4 +100,6 @@ SPACE: Final = union(
     charset([(0x09, 0x0D), (0x2000, 0x200A), (0x2028, 0x2029)]),
     charset_of("\x20\xa0\u1680\u202f\u205f\u3000\ufeff"),
 )
+WHITE_SPACE: Final = intersection(SPACE, negation(charset_of("\ufeff")))
+"""Those that are white space to Unicode, and so to others than ECMA-262, too."""
 LINE_END: Final = charset_of("\n\r\u2028\u2029")

@@ -57,7 +57,7 @@ class Options:
 
 Syntax: TypeAlias = Term | Edge | Look | Row | Options
 
-_CLASSES: Final = {"d": charsets.DIGIT, "w": charsets.WORD, "s": charsets.SPACE}
+_CLASSES: Final = {"d": charsets.DIGIT, "w": charsets.WORD}
 _CONTROLS: Final = {"t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r"}
 _CATEGORIES: Final = {
     "Letter": "L", "Lowercase_Letter": "Ll", "Uppercase_Letter": "Lu", "Mark": "M", "Number": "N",
@@ -103,13 +103,17 @@ _SHORT_CATEGORIES: Final = frozenset(
 )
 
 
-def parse_pattern(text: str) -> Syntax:
+def parse_pattern(text: str, *, space: CharSet = charsets.SPACE) -> Syntax:
     """Returns the expression's parts; without assertions in it, a Term.
+
+    Args:
+        text: The expression.
+        space: Which characters are blanks, where they are not excluded.
 
     Raises:
         PatternError: it isn't one, or has what no regular language has.
     """
-    parser = _Parser(text)
+    parser = _Parser(text, space)
     syntax = parser.options()
     if parser.position < len(text):
         parser.refuse("there is a ) without its (")
@@ -117,9 +121,10 @@ def parse_pattern(text: str) -> Syntax:
 
 
 class _Parser:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, space: CharSet) -> None:
         self.text = text
         self.position = 0
+        self._space = space
         self._nesting = 0
 
     def refuse(self, message: str, *, position: int | None = None) -> NoReturn:
@@ -212,7 +217,11 @@ class _Parser:
         if self._nesting > _MAX_NESTING:
             self.refuse(f"groups nest more than {_MAX_NESTING} levels deep")
         look = self._group_kind(start)
+        outside = self._space
+        if look == "!":
+            self._space = charsets.SPACE
         inner = self.options()
+        self._space = outside
         if not self._take(")"):
             self.refuse("this ( has no )", position=start)
         self._nesting -= 1
@@ -252,6 +261,9 @@ class _Parser:
     def _class(self) -> CharSet:
         start = self.position - 1
         negated = self._take("^")
+        outside = self._space
+        if negated:
+            self._space = charsets.SPACE
         members: list[CharSet] = []
         while not self._take("]"):
             if self.position >= len(self.text):
@@ -261,6 +273,7 @@ class _Parser:
                 members.append(self._class_range(low))
             else:
                 members.append(low)
+        self._space = outside
         chars = charsets.union(*members)
         return charsets.negation(chars) if negated else chars
 
@@ -289,11 +302,16 @@ class _Parser:
         character = self._next()
         self.position += 1
         if character != "" and character in "dswpDSWP":
-            chars = _CLASSES.get(character.lower()) or self._category(start)
-            return chars if character.islower() else charsets.negation(chars)
+            return self._known_set(start, character)
         if character in ("x", "u"):
             return self._code_point(start, 2 if character == "x" else 4)
         return self._escaped_character(start, character)
+
+    def _known_set(self, start: int, character: str) -> CharSet:
+        if character in "sS":
+            return self._space if character == "s" else charsets.negation(charsets.SPACE)
+        chars = _CLASSES.get(character.lower()) or self._category(start)
+        return chars if character.islower() else charsets.negation(chars)
 
     def _escaped_character(self, start: int, character: str) -> CharSet:
         if character in _CONTROLS:

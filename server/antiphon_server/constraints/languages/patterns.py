@@ -37,13 +37,17 @@ class _Before(enum.Enum):
 
 
 @lru_cache(maxsize=256)
-def searched(pattern: str) -> Term:
+def searched(pattern: str, *, space: CharSet = charsets.SPACE) -> Term:
     """Returns the texts in which the expression matches somewhere, as JSON Schema's `pattern` does.
+
+    Args:
+        pattern: The expression.
+        space: Which characters are blanks, where they are not excluded.
 
     Raises:
         PatternError: it can't be enforced, or is no regular expression.
     """
-    syntax = parse_pattern(pattern)
+    syntax = parse_pattern(pattern, space=space)
     if isinstance(syntax, Term):
         return terms.containing(syntax)
     at_start = _translate(syntax, ANY_TEXT, _Before.START)
@@ -62,12 +66,13 @@ def searched(pattern: str) -> Term:
 
 
 def matched(pattern: str) -> Term:
-    """Returns the texts that the expression matches as a whole.
+    """Returns the texts that the expression matches as a whole; blanks are white space to all.
 
     Raises:
         PatternError: it can't be enforced, or is no regular expression.
     """
-    return _translate(parse_pattern(pattern), EMPTY, _Before.START)
+    syntax = parse_pattern(pattern, space=charsets.WHITE_SPACE)
+    return _translate(syntax, EMPTY, _Before.START)
 
 
 def _translate(syntax: Syntax, rest: Term, before: _Before) -> Term:

@@ -16,6 +16,9 @@ from support.grammar_texts import Texts
         (r"[^\n]*\n?", ["", "a b\n"], ["a\nb"]),
         ("[äöü]+|日本", ["öä", "日本"], ["o", "日"]),
         (r'\{"a": "[^"]*"\}', ['{"a": "x"}'], ['{"a": x}']),
+        # What ECMA-262 alone takes for a blank is none here, nor is it anything else.
+        (r"a(\s|[.\s])b", ["a\u2003b", "a\nb", "a.b"], ["a\ufeffb", "a\u200bb"]),
+        (r"a[^\s]|\S|(?!\s).c", ["ab", "b", "bc"], ["a\ufeff", "\ufeff", "\ufeffc"]),
     ],
 )
 def test_the_whole_text_matches(pattern: str, inside: list[str], outside: list[str]):

@@ -36,6 +36,20 @@ def test_a_length_holds_beside_a_pattern_and_beside_a_format():
     )
 
 
+def test_a_blank_of_a_pattern_is_one_to_every_validator():
+    """To ECMA-262 alone U+FEFF is one: it is neither said for a blank nor for what is none."""
+    check_texts(
+        {"type": "string", "pattern": r"^a\s?b$"},
+        inside=['"a b"', '"ab"', '"a\u2003b"'],
+        outside=['"a\ufeffb"', '"a\u200bb"'],
+    )
+    check_texts(
+        {"type": "string", "not": {"pattern": r"\s"}},
+        inside=['"ab"', '"a\u200bb"'],
+        outside=['"a b"', '"a\ufeffb"'],
+    )
+
+
 @pytest.mark.parametrize(
     ("schema", "inside", "outside"),
     [
