@@ -3,10 +3,14 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import Final
 
 from antiphon.v1 import types_pb2
 
 from antiphon_client import choice, grammar, json_object, json_schema, regex, structural_tag
+
+_MAX_SHOWN: Final = 80
+"""Characters of a name that stands in an error."""
 
 
 def add_constraint(parser: argparse.ArgumentParser) -> None:
@@ -45,16 +49,16 @@ def constraint_of(  # noqa: PLR0911 - one for each kind
     """Returns what the flags say.
 
     Raises:
-        OSError: a file can't be read.
-        ValueError: one is no text, or --compact-json is given without JSON.
+        ValueError: a file can't be read or is no text, or --compact-json is given without JSON.
     """
     compact = True if arguments.compact_json else None
     if arguments.json_schema is not None:
-        return json_schema(_text_of(arguments.json_schema), compact=compact)
+        schema = _text_of(arguments.json_schema, "--json-schema")
+        return json_schema(schema, compact=compact)
     if arguments.json_object:
         return json_object(compact=compact)
     if arguments.structural_tag is not None:
-        tag = _text_of(arguments.structural_tag)
+        tag = _text_of(arguments.structural_tag, "--structural-tag")
         return structural_tag(tag, compact=compact)
     if compact:
         raise ValueError(
@@ -65,9 +69,19 @@ def constraint_of(  # noqa: PLR0911 - one for each kind
     if arguments.choice:
         return choice(*arguments.choice)
     if arguments.grammar is not None:
-        return grammar(_text_of(arguments.grammar))
+        return grammar(_text_of(arguments.grammar, "--grammar"))
     return None
 
 
-def _text_of(path: Path) -> str:
-    return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+def _text_of(path: Path, flag: str) -> str:
+    if str(path) == "-":
+        return sys.stdin.read()
+    named = str(path)
+    shown = named if len(named) <= _MAX_SHOWN else f"{named[:_MAX_SHOWN]}…"
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        fault = error.strerror
+    except UnicodeError:
+        fault = "no text in UTF-8"
+    raise ValueError(f"{flag} names a file, or - for standard input; {shown}: {fault}")

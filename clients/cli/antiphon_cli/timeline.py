@@ -169,6 +169,8 @@ def _outcome(turn: session_pb2.Turn) -> str:
     state = session_pb2.Turn.State.Name(turn.state).removeprefix("STATE_").lower()
     if turn.HasField("failure"):
         return f"{state}: {turn.failure.reason}"
+    if turn.state == session_pb2.Turn.STATE_COMPLETED and not turn.output.finish_reason:
+        return "appended: what was said was put in, and no answer asked for"
     if turn.state == session_pb2.Turn.STATE_COMPLETED:
         reason = types_pb2.FinishReason.Name(turn.output.finish_reason)
         return f"{state}: {reason.removeprefix('FINISH_REASON_')}"

@@ -68,7 +68,9 @@ def _find(client: SyncClient, name: str) -> session_pb2.Turn | None:
     turn_name = full_turn_name(name)
     if turn_name:
         return client.sessions.get_turn(turn_name)
-    turns = client.sessions.list_turns(full_name(name), newest_first=True, show_all=True)
+    turns = client.sessions.list_turns(
+        full_name(name), newest_first=True, show_all=True, page_size=1
+    )
     return next(iter(turns), None)
 
 

@@ -73,6 +73,7 @@ class Turns(session_pb2_grpc.SessionServiceServicer):
     async def ListTurns(self, request, context):
         assert request.newest_first
         assert request.session == "sessions/talk"
+        assert request.page_size == 1
         return session_pb2.ListTurnsResponse(turns=self.turns[::-1])
 
 
@@ -192,3 +193,9 @@ async def test_session_without_a_turn_and_turn_without_times_are_told(capsys):
     said = capsys.readouterr()
     assert said.out == "sessions/talk/turns/a\nrunning\n"
     assert "nothing is kept of its times" in said.err
+
+    appended = session_pb2.Turn(
+        name="sessions/talk/turns/b", state=session_pb2.Turn.STATE_COMPLETED
+    )
+    assert await run(Turns(appended), "talk") == 0
+    assert "appended: " in capsys.readouterr().out
