@@ -8,12 +8,13 @@ from antiphon_cli.outcome import FAILED, NOT_REACHABLE, complain
 from antiphon_client import BadCredential, NotReachable, ServerError, SessionAttached
 
 _MISTRUST: Final = ("handshake", "ssl", "certificate", "verification")
+_CLIENTS_PORT: Final = "for clients"
 _HUNG_UP: Final = "socket closed"
 _AGAIN: Final = "try again"
 _AGAIN_IN: Final = "try again in"
 
 
-def explain(error: ServerError, target: str, *, port: str = "for clients") -> str:
+def explain(error: ServerError, target: str, *, port: str = _CLIENTS_PORT) -> str:
     """Returns one line for the person who asked: what happened and what to do.
 
     Args:
@@ -39,7 +40,8 @@ def explain(error: ServerError, target: str, *, port: str = "for clients") -> st
         )
     text = " ".join(error.message.split()) or error.code.name
     if isinstance(error, BadCredential):
-        text = f"{text.rstrip('.')}; name a token with --token-file"
+        token = "a token" if port == _CLIENTS_PORT else "an admin's token"
+        text = f"{text.rstrip('.')}; name {token} with --token-file"
     if isinstance(error, SessionAttached):
         text = f"{text.rstrip('.')}; leave it to the other, or take it with --take-over"
     if error.code is StatusCode.UNIMPLEMENTED and not error.reason:
@@ -53,7 +55,7 @@ def explain(error: ServerError, target: str, *, port: str = "for clients") -> st
     return f"{text.rstrip('.')} ({error.reason})" if error.reason else text
 
 
-def report(error: ServerError, target: str, *, port: str = "for clients") -> int:
+def report(error: ServerError, target: str, *, port: str = _CLIENTS_PORT) -> int:
     """Complains about `error` and returns the exit status that goes with it."""
     complain(explain(error, target, port=port))
     return NOT_REACHABLE if isinstance(error, NotReachable) else FAILED

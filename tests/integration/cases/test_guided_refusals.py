@@ -90,7 +90,7 @@ BROKEN: dict[str, tuple[Constraint, str]] = {
     "counting what has no clear end": (Constraint(regex="([a-z]{1,20} ?){1,99}"), "position 0"),
     "longer than can be counted": (
         schema({"properties": {"p": {"maxLength": 10**5}}}),
-        "#/properties/p/maxLength",
+        "#/properties/p/maxLength: is 100000, and at most 65535 characters",
     ),
     "a choice that is too long": (
         Constraint(choice=Choice(options=["a", "b" * 70_000])),

@@ -171,6 +171,15 @@ async def test_looks_end_where_another_try_would_not_help():
             await anext(stream)
 
 
+async def test_who_is_no_admin_is_told_what_opens_the_port(capsys):
+    engine = Engine(num_samples=0, ends_with="BAD_CREDENTIAL")
+    async with serving(admin=engine) as target:
+        status = await asyncio.to_thread(main, ["top", "--once", "--target", target])
+
+    assert status == 1
+    assert "name an admin's token with --token-file" in capsys.readouterr().err
+
+
 async def test_nobody_is_waited_for_who_was_never_there():
     async with serving(admin=Engine()) as target:
         pass

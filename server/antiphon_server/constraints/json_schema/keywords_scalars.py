@@ -29,6 +29,7 @@ from antiphon_server.constraints.refusals import shown
 
 _LONGEST_OUTPUT: Final = 1 << 24
 """Characters. No output has more, so a bound beyond it bounds nothing."""
+_MAX_DIGITS: Final = 20
 
 
 def _number(node: SchemaNode, keyword: str) -> Decimal:
@@ -90,7 +91,9 @@ def _length(node: SchemaNode) -> Term:
     for keyword, length in (("minLength", low), ("maxLength", high)):
         if length is not None and length > MAX_LENGTH:
             node.refuse(
-                keyword, f"no more than {MAX_LENGTH} characters can be counted; this asks for more"
+                keyword,
+                f"is {str(length)[:_MAX_DIGITS]}, and at most {MAX_LENGTH} characters can be"
+                " counted; lower it, or leave it out",
             )
     return of_length(low, high)
 
