@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Final, TextIO
 
+import structlog
+
 _INTERVAL_S: Final = 0.2
 _LINE_INTERVAL_S: Final = 5.0
 
@@ -25,7 +27,7 @@ class Progress:
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Shows that `done` of `total` units of the stage are done; total 0: not known."""
         now_s = self._clock()
-        if stage == self._stage and now_s < self._next_s and done < total:
+        if not _is_due(stage, done, total, before=self._stage, early=now_s < self._next_s):
             return
         if stage != self._stage:
             self.end()
@@ -44,3 +46,32 @@ class Progress:
         with contextlib.suppress(OSError):  # Nobody watches any more.
             self._stream.write(text)
             self._stream.flush()
+
+
+class LoggedProgress:
+    """Tells the log how far a long piece of work is, where its lines are for programs.
+
+    May be called from any thread, but from one at a time.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._stage = ""
+        self._next_s = 0.0
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Tells that `done` of `total` units of the stage are done; total 0: not known."""
+        now_s = self._clock()
+        if not _is_due(stage, done, total, before=self._stage, early=now_s < self._next_s):
+            return
+        self._stage, self._next_s = stage, now_s + _LINE_INTERVAL_S
+        structlog.get_logger().info("starting", stage=stage, done=done, total=total)
+
+    def end(self) -> None:
+        """Begins anew."""
+        self._stage = ""
+
+
+def _is_due(stage: str, done: int, total: int, *, before: str, early: bool) -> bool:
+    """Whether to tell of a stage: its begin and end always, what is between now and then."""
+    return stage != before or not early or done >= total

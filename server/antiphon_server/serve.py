@@ -26,7 +26,7 @@ from antiphon_server.event_loop import new_event_loop
 from antiphon_server.log_thread import RawStream
 from antiphon_server.logs import configure_logging
 from antiphon_server.model_loading import load_text_side, served_model
-from antiphon_server.progress import Progress
+from antiphon_server.progress import LoggedProgress, Progress
 from antiphon_server.service_notices import ServiceNotices
 from antiphon_server.settings import changed, in_force
 from antiphon_server.telemetry.figures import TelemetryFigures
@@ -135,7 +135,8 @@ async def _start(config: Config, server: Server, commands: Commands) -> EngineLi
     # A store that can't be had is told before the model is waited for.
     await server.open_store()
     await server.answer()
-    progress = Progress(sys.stderr)
+    as_json = config.logging.format == "json"
+    progress = LoggedProgress() if as_json else Progress(sys.stderr)
     checkpoint, info = await _in_thread(lambda: _find(config, progress))
     loading = asyncio.create_task(
         EngineLink.start(
@@ -144,9 +145,7 @@ async def _start(config: Config, server: Server, commands: Commands) -> EngineLi
             command=commands.engine,
             on_progress=lambda news: progress(news.stage, news.done, news.total),
             surroundings=EngineSurroundings(
-                logging=EngineLogging(
-                    level=config.logging.level, as_json=config.logging.format == "json"
-                ),
+                logging=EngineLogging(level=config.logging.level, as_json=as_json),
                 cache_dir=config.model.cache_dir,
             ),
         ),
@@ -181,7 +180,7 @@ async def _start(config: Config, server: Server, commands: Commands) -> EngineLi
     return engine
 
 
-def _find(config: Config, progress: Progress) -> tuple[Path, CheckpointInfo]:
+def _find(config: Config, progress: Progress | LoggedProgress) -> tuple[Path, CheckpointInfo]:
     checkpoint = resolve_model(
         config.model.source, cache_dir=Path(config.model.cache_dir), progress=progress
     )

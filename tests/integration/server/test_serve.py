@@ -1,5 +1,6 @@
 """`antiphon serve` as people run it: a process, with a tiny checkpoint on a real engine."""
 
+import json
 import os
 import re
 import signal
@@ -84,6 +85,16 @@ def test_checkers_wait_for_their_first_use_where_that_is_wanted(quick_runner: Ru
     command.read_address()
 
     assert checkers_of(command.process.pid) == []
+
+
+def test_each_line_of_a_log_in_json_is_an_object(quick_runner: Runner) -> None:
+    command = quick_runner.start("--set", "logging.format=json")
+    command.read_ready_line()
+
+    _, log = command.end()
+
+    events = [json.loads(line)["event"] for line in log.splitlines()]
+    assert {"settings", "starting", "stopped"} <= set(events)
 
 
 def test_server_says_where_it_serves_answers_and_ends_with_zero(runner: Runner) -> None:

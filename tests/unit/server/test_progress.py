@@ -1,6 +1,8 @@
 import io
 
-from antiphon_server.progress import Progress
+from structlog.testing import capture_logs
+
+from antiphon_server.progress import LoggedProgress, Progress
 
 
 class Terminal(io.StringIO):
@@ -41,3 +43,26 @@ def test_terminal_has_one_line_a_stage_that_moves() -> None:
 
     assert stream.getvalue().count("\n") == 2
     assert 40 < stream.getvalue().count("loading") < 60
+
+
+def test_log_has_each_stage_at_its_begin_and_end_and_now_and_then_between() -> None:
+    now = [0.0]
+    progress = LoggedProgress(lambda: now[0])
+
+    with capture_logs() as log:
+        progress("loading", 0, 100)
+        now[0] = 1.0
+        progress("loading", 10, 100)
+        now[0] = 6.0
+        progress("loading", 50, 100)
+        progress("loading", 100, 100)
+        progress("warming up", 0, 0)
+        progress.end()
+
+    assert {line["event"] for line in log} == {"starting"}
+    assert [(line["stage"], line["done"], line["total"]) for line in log] == [
+        ("loading", 0, 100),
+        ("loading", 50, 100),
+        ("loading", 100, 100),
+        ("warming up", 0, 0),
+    ]
