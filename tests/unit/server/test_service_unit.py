@@ -58,6 +58,7 @@ def test_what_is_kept_lies_in_folders_that_the_unit_makes(
 ) -> None:
     assert config.store.path.startswith(f"/var/lib/{service['StateDirectory']}/")
     assert config.model.cache_dir == f"/var/cache/{service['CacheDirectory']}"
+    assert service["Environment"] == f"TRITON_CACHE_DIR={config.model.cache_dir}/triton"
     assert service["ProtectSystem"] == "strict"
 
 
