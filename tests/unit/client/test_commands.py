@@ -319,13 +319,6 @@ def test_a_server_that_is_not_there_is_one_line_and_status_3(command, capsys):
     [
         (["srve"], "antiphon serve"),
         (
-            ["generate", "--json-schema", "/no/such/file", "x"],
-            "--json-schema names a file, or - for standard input; /no/such/file: No such file",
-        ),
-        (["generate", "--json-schema", sys.executable, "x"], ": no text in UTF-8"),
-        (["generate", "--grammar", 'root ::= "a"', "x"], "--grammar names a file"),
-        (["generate", "--json-schema", "{" * 300, "x"], "{…: File name too long"),
-        (
             ["generate", "--seed", "-1", "x"],
             "--seed: must be from 0 to 18446744073709551615, is -1",
         ),
