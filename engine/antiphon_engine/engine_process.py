@@ -3,7 +3,7 @@
 import gc
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -66,6 +66,8 @@ class ModelFacts:
     dtype: str
     quantization: str
     kv_cache_dtype: str
+    kernels: Mapping[str, str]
+    """By part, both as the contract's Model names them."""
     vocabulary_size: int
     context_tokens: int
     num_blocks: int
@@ -289,6 +291,7 @@ def _ready(config: EngineConfig, facts: ModelFacts) -> Ready:
         dtype=facts.dtype,
         quantization=facts.quantization,
         kv_cache_dtype=facts.kv_cache_dtype,
+        kernels=dict(facts.kernels),
         vocabulary_size=facts.vocabulary_size,
         context_tokens=facts.context_tokens,
         kv_cache_tokens=(facts.num_blocks - 1) * config.block_tokens,

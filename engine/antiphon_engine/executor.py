@@ -6,6 +6,7 @@ elsewhere. On CUDA a step is launched, not waited for: `wait` does that.
 Shape suffixes: T tokens of a step, R its rows, S its sampled rows, H hidden size, V vocabulary.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,6 +126,11 @@ class Executor:
             for _ in range(config.num_buffer_sets)
         ]
         self._launches: list[_Launch | None] = [None] * config.num_buffer_sets
+
+    @property
+    def kernels(self) -> Mapping[str, str]:
+        """See LanguageModel."""
+        return self._model.kernels
 
     def buffers(self, set_index: int) -> StepBuffers:
         """Returns the arrays of a set; always the same ones, which the core fills."""

@@ -72,6 +72,7 @@ def describe(executor: Executor) -> LoadedModel:
             dtype=executor.dtype_name,
             quantization=executor.quantization,
             kv_cache_dtype=executor.dtype_name,
+            kernels=executor.kernels,
             vocabulary_size=model.vocabulary_size,
             context_tokens=memory.context_tokens,
             num_blocks=memory.num_blocks,

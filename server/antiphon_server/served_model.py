@@ -88,6 +88,7 @@ class ServedModel:
             dtype=facts.dtype if facts else "",
             quantization=facts.quantization if facts else "",
             kv_cache_dtype=facts.kv_cache_dtype if facts else "",
+            kernels=facts.kernels if facts else {},
             capabilities=self.capabilities.to_message(),
             limits=model_pb2.Limits(
                 context_tokens=self.context_tokens,

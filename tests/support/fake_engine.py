@@ -32,6 +32,7 @@ FACTS = Ready(
     dtype="float32",
     quantization="",
     kv_cache_dtype="float32",
+    kernels={"attention": "fake"},
     vocabulary_size=1024,
     context_tokens=256,
     kv_cache_tokens=4096,

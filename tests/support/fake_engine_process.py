@@ -92,6 +92,7 @@ class FakeEngineLoop:
             dtype="float32",
             quantization="",
             kv_cache_dtype="float32",
+            kernels={"attention": "fake"},
             vocabulary_size=behaviour.vocabulary_size,
             context_tokens=shape.context_tokens,
             kv_cache_tokens=shape.kv_cache_tokens,

@@ -1,6 +1,6 @@
 """A GraphModel by PyTorch's operators, and a CUDA executor of it on the CPU."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -48,6 +48,10 @@ class PlainGraphModel:
         """Tokens, rows and decode rows of each `forward`."""
         self.logits_sizes: list[int] = []
         """Rows of each `logits`."""
+
+    @property
+    def kernels(self) -> Mapping[str, str]:
+        return self._model.kernels
 
     def bind(self, kv: KvTensors) -> None:
         self._kv = kv

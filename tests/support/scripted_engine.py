@@ -182,6 +182,7 @@ def load_scripted(script: Script, config: EngineConfig) -> LoadedModel:
             dtype="float32",
             quantization="",
             kv_cache_dtype="float32",
+            kernels={},
             vocabulary_size=script.vocabulary_size,
             context_tokens=config.max_context_tokens or script.context_tokens,
             num_blocks=num_tokens // config.block_tokens + 1,

@@ -278,6 +278,8 @@ class Ready(_Message, frozen=True, kw_only=True):
     dtype: str
     quantization: str
     kv_cache_dtype: str
+    kernels: dict[str, str]
+    """Which compute it, by part; both as the contract's Model names them."""
     vocabulary_size: int
     """Rows of the output matrix; may exceed the tokenizer's."""
     context_tokens: int

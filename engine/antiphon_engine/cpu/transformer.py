@@ -3,6 +3,7 @@
 Shape suffixes: T tokens, S some of them, H hidden size, V vocabulary.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +70,13 @@ class CpuTransformer:
         self._layers: LayersProgram | None = None
         self._logits: LogitsProgram | None = None
         self._bound: KvTensors | None = None
+        self._product_isas: Mapping[str, str] = {}
+
+    @property
+    def kernels(self) -> Mapping[str, str]:
+        """See LanguageModel."""
+        products = {f"products.{form}": isa for form, isa in self._product_isas.items()}
+        return {"attention": self._settings.isa, **products}
 
     @property
     def num_calls(self) -> int:
@@ -134,6 +142,7 @@ class CpuTransformer:
             isas = by_name(settings.products, settings.isa)
         else:
             isas = settings.chooser.choose(settings.products, settings.num_threads)
+        self._product_isas = isas
         _log.info("kernels", products=isas, others=settings.isa, num_threads=settings.num_threads)
         return WeightsToLoad(
             config=self._config,

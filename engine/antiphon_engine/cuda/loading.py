@@ -125,6 +125,7 @@ class _Loader:
                 dtype=dtype_name(self._wanted.dtype),
                 quantization=str(Quantization.FP8) if self._is_narrow else "",
                 kv_cache_dtype=dtype_name(self._wanted.kv_dtype),
+                kernels=self._model.kernels,
                 vocabulary_size=model.vocabulary_size,
                 context_tokens=memory.context_tokens,
                 num_blocks=memory.num_blocks,

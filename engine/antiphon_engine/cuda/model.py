@@ -3,7 +3,7 @@
 Shape suffixes: T tokens, S some of them, H hidden size, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +16,10 @@ from antiphon_engine.kv_tensors import KvTensors
 
 class GraphModel(Protocol):
     """A model whose steps can be captured. Tests have one that computes on the CPU."""
+
+    @property
+    def kernels(self) -> Mapping[str, str]:
+        """See LanguageModel."""
 
     def load(self, checkpoint: Path, *, on_progress: OnProgress) -> None:
         """Reads the weights. Raises StartupError where they aren't exactly the model's."""

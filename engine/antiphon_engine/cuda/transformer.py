@@ -5,7 +5,7 @@ vocabulary, M blocks of the longest context.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -192,6 +192,14 @@ class CudaTransformer:
         if num_rows:
             self._run_head(hidden_SH.contiguous(), logits_SV, self._buffers.first(num_rows))
         return logits_SV
+
+    @property
+    def kernels(self) -> Mapping[str, str]:
+        """See GraphModel."""
+        of_prompts = self._parts.attention.backend.name
+        return {"attention": TRITON} | (
+            {} if of_prompts == TRITON else {"attention.prompts": of_prompts}
+        )
 
     @property
     def is_narrow(self) -> bool:

@@ -17,6 +17,10 @@ from antiphon_engine.model.partition import Partition
 class LanguageModel(Protocol):
     """A model that computes logits. Tests may bring one that makes them up."""
 
+    @property
+    def kernels(self) -> Mapping[str, str]:
+        """Which kernels compute it, as the contract's Model tells; known once it is loaded."""
+
     def load(self, checkpoint: Path, *, on_progress: OnProgress) -> None:
         """Reads the weights. Raises StartupError where they aren't exactly the model's."""
 

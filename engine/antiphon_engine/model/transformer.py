@@ -3,7 +3,9 @@
 Shape suffixes: T tokens, S some of them, H hidden size, V vocabulary.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +24,8 @@ from antiphon_engine.model.random_weights import fill_randomly
 from antiphon_engine.model.rope import Rope
 from antiphon_engine.model.transformer_weights import EMBEDDING, HEAD, weight_targets
 from antiphon_engine.model.weights import TiedHead, load_weights
+
+_TORCH: Final = "torch"
 
 
 class Transformer(nn.Module):
@@ -49,6 +53,12 @@ class Transformer(nn.Module):
         self.head = Linear(config.hidden_size, config.vocabulary_size, bias=False, dtype=dtype)
         if config.tied_embeddings:
             self.head.tie(self.embedding)
+
+    @property
+    def kernels(self) -> Mapping[str, str]:
+        """See LanguageModel."""
+        weight_format = str(self._dtype).removeprefix("torch.")
+        return {"attention": _TORCH, f"products.{weight_format}": _TORCH}
 
     def load(self, checkpoint: Path, *, on_progress: OnProgress) -> None:
         """Reads the weights. Raises StartupError where they aren't exactly the model's."""

@@ -33,6 +33,7 @@ async def test_model_is_told_by_name_and_in_the_list(running: RunningServer) -> 
     listed = await running.models.ListModels(model_pb2.ListModelsRequest())
 
     assert model == running.model.describe()
+    assert model.kernels == {"attention": "fake"}
     assert list(listed.models) == [model]
     assert listed.next_page_token == ""
 

@@ -6,6 +6,8 @@ import torch
 
 from antiphon_engine import _kernels
 from antiphon_engine.api.config import EngineConfig
+from antiphon_engine.executor import Executor
+from antiphon_engine.loading import describe
 from support.greedy_engine import GreedyEngine
 from support.tiny_checkpoints import FAMILIES, TinyModel, make_checkpoint, prompts
 from support.whole_prompt import prompt_logits
@@ -99,6 +101,23 @@ def test_first_logits_do_not_depend_on_chunks_threads_or_mates(checkpoints, dtyp
         assert alone.generate(several, 4) == together_outputs
         for index, logits in together.items():
             assert torch.equal(alone.first_logits[index], logits)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kernels"),
+    [
+        (
+            {"cpu_kernels": "portable", "dtype": "bfloat16", "quantization": "int8"},
+            {"attention": "portable", "products.int8": "portable"},
+        ),
+        ({"cpu_kernels": "torch"}, {"attention": "torch", "products.float32": "torch"}),
+    ],
+    ids=str,
+)
+def test_model_says_what_computes_it(checkpoints, settings, kernels):
+    model = describe(Executor(engine_config(**settings), checkpoints["llama"]))
+
+    assert model.facts.kernels == kernels
 
 
 def test_step_is_one_call_for_all_layers_and_one_for_the_logits(checkpoints):

@@ -249,6 +249,7 @@ def test_logits_are_those_of_the_torch_model(device, checkpoints, family, determ
     found = _own(checkpoints[family], device, deterministic=deterministic)
     slots, contexts = [2, 0, 1], [0, 0, 0]
 
+    assert found.model.kernels == {"attention": "triton"}
     for counts in STEPS:
         expected = wanted.step(slots, contexts, counts)
         decodes = counts == [1, 1, 1]

@@ -213,6 +213,7 @@ class ScriptedModel:
 
     def __init__(self, config, *, part, dtype):
         self._vocabulary_size = config.vocabulary_size
+        self.kernels = {}
 
     def load(self, checkpoint, *, on_progress):
         on_progress("load", 1, 1)
