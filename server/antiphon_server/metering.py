@@ -59,6 +59,7 @@ class Metering:
         self._metrics: ServerMetrics | None = None
         self._endpoint: PrometheusEndpoint | None = None
         self._export: MetricExport | None = None
+        self._is_encrypted = False
         telemetry = config.telemetry
         sends = telemetry.metrics and (telemetry.metrics_endpoint or telemetry.otlp_endpoint)
         if not telemetry.enabled or not (sends or telemetry.prometheus_listen):
@@ -89,7 +90,9 @@ class Metering:
             self._metrics.start()
         if self._endpoint is not None:
             self._endpoint.start()
-            structlog.get_logger().info("metrics are served", address=str(self.address))
+            scheme = "https" if self._is_encrypted else "http"
+            address = str(self.address)
+            structlog.get_logger().info("metrics are served", address=address, scheme=scheme)
         if self._export is not None:
             self._export.start()
 
@@ -120,4 +123,5 @@ class Metering:
         door = EndpointDoor(
             authenticate=entrance.check(needs_admin=True), tls=entrance.port_context()
         )
+        self._is_encrypted = door.tls is not None
         return PrometheusEndpoint(listening, door=door, families=metrics.families)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from antiphon.v1.session_pb2 import CreateSessionRequest
+from structlog.testing import capture_logs
 
 from antiphon_engine.api.errors import StartupError
 from antiphon_engine.api.handle import EngineState
@@ -172,14 +173,16 @@ async def test_it_asks_for_what_the_admin_port_asks_for(tmp_path: Path):
 async def test_it_is_encrypted_where_the_ports_are(tmp_path: Path):
     pair = Authority(tmp_path / "authority").sign("server")
     settings = [LISTEN, f"server.tls_cert={pair.cert}", f"server.tls_key={pair.key}"]
-    async with running_server(tmp_path, settings=settings) as server:
-        trusting = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
-        trusting.check_hostname = False
-        trusting.verify_mode = ssl.CERT_NONE
+    with capture_logs() as log:
+        async with running_server(tmp_path, settings=settings) as server:
+            trusting = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
+            trusting.check_hostname = False
+            trusting.verify_mode = ssl.CERT_NONE
 
-        answer = await http(server.server.metering.address, ssl=trusting)
+            answer = await http(server.server.metering.address, ssl=trusting)
 
     assert answer.status == 200
+    assert [each["scheme"] for each in log if each["event"] == "metrics are served"] == ["https"]
     expiry = Scraped.parse(answer.body).values("antiphon_tls_certificate_expiry_seconds")
     assert expiry == [datetime(2099, 1, 1, tzinfo=UTC).timestamp()]
 
