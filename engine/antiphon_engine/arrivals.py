@@ -73,11 +73,11 @@ class Arrivals:
             arrival_ns: When it came, CLOCK_MONOTONIC.
             is_overloaded: Whether guided requests are to be refused for now.
         """
-        if not needs_guides(request):
-            return self._requests.submit(request_id, request, arrival_ns=arrival_ns)
         fault = self._requests.find_fault(request_id, request)
         if fault is not None:
             return fault
+        if not needs_guides(request):
+            return self._requests.submit(request_id, request, arrival_ns=arrival_ns)
         if is_overloaded or self._guide_maker.is_overloaded:
             return self._requests.refuse(
                 request_id,

@@ -106,24 +106,22 @@ class Requests:
 
         Args:
             request_id: New.
-            request: Checked here.
+            request: One in which `find_fault` finds nothing.
             arrival_ns: When it came, CLOCK_MONOTONIC.
             guides: One for each output, or none: every token may be drawn.
             grammar_wait_ns: What passed until they were there.
         """
         assert request_id not in self._active, f"request {request_id} is there already"
-        fault = find_fault(request, vocabulary_size=self._vocabulary_size)
-        if fault is None:
-            active = ActiveRequest(
-                request_id=request_id,
-                request=rest_of(request),
-                prompt=np.frombuffer(request.prompt, np.int32),
-                arrival_ns=arrival_ns,
-                grammar_wait_ns=grammar_wait_ns,
-                guides=guides,
-                next_scored=request.first_untold_position,
-            )
-            fault = self._submit_outputs(active)
+        active = ActiveRequest(
+            request_id=request_id,
+            request=rest_of(request),
+            prompt=np.frombuffer(request.prompt, np.int32),
+            arrival_ns=arrival_ns,
+            grammar_wait_ns=grammar_wait_ns,
+            guides=guides,
+            next_scored=request.first_untold_position,
+        )
+        fault = self._submit_outputs(active)
         if fault is None:
             self._active[request_id] = active
             return None
