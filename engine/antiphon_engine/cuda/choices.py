@@ -25,7 +25,8 @@ _NUM_MULTIPROCESSORS: Final = 132
 _LONG_IN: Final = 12288
 """Input features that leave programs many turns, however many share them."""
 _SPREAD_ROWS: Final = 9
-_TILED_ROWS: Final = 4
+_TILED_ROWS: Final = 3
+"""All but those that few programs share by a way of their own, which is captured as well."""
 _PROGRAMS_AT_ONCE: Final = 4
 """Of spread attention on a multiprocessor, whose registers suffice for so many."""
 _INTERPRETED_PROGRAMS: Final = 8

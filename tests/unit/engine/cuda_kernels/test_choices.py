@@ -5,7 +5,16 @@ import pytest
 import torch
 
 from antiphon_engine.cuda.attention_backend import AttentionShape
-from antiphon_engine.cuda.choices import FIXED, candidates, default_config, tile_tokens
+from antiphon_engine.cuda.buckets import decode_buckets
+from antiphon_engine.cuda.choices import (
+    FIXED,
+    candidates,
+    default_config,
+    paged_config,
+    spread_rows,
+    tile_tokens,
+)
+from antiphon_engine.cuda.kernels.paged_attention import PagedConfig
 from antiphon_engine.cuda.kernels.products import Product, can_scale_blocks
 from antiphon_engine.cuda.measured_choices import product_choices
 from antiphon_engine.cuda.step_products import ROW_BOUNDS, row_bound
@@ -52,6 +61,20 @@ def test_choices_without_a_directory_are_kept_nowhere(tmp_path: Path) -> None:
 
 def test_one_choice_holds_up_to_the_next_bound() -> None:
     assert [row_bound(num_rows) for num_rows in (1, 2, 16, 17, 64, 65)] == [1, 16, 16, 32, 64, None]
+
+
+@pytest.mark.parametrize("tile_tokens", [0, 32])
+@pytest.mark.parametrize("max_rows", [1, 3, 7, 64, 512])
+def test_no_number_of_rows_needs_a_kernel_that_captured_steps_have_not(
+    max_rows: int, tile_tokens: int
+) -> None:
+    def kernel(num_rows: int) -> PagedConfig | None:
+        return paged_config(num_rows) if num_rows < spread_rows(tile_tokens) else None
+
+    captured = {kernel(num_rows) for num_rows in decode_buckets(max_rows)}
+
+    # What is compiled at a step that is launched part by part holds up all others for a second.
+    assert {kernel(num_rows) for num_rows in range(1, max_rows + 1)} <= captured
 
 
 def test_candidates_divide_a_product_evenly_and_split_only_what_is_linear() -> None:
