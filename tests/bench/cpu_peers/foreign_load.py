@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,18 +37,34 @@ class ForeignLoad:
         self.shares.append(max(0.0, foreign_s) / (wall_s * (os.cpu_count() or 1)))
 
 
-def wait_for_rest() -> None:
+def own_tree_s() -> float:
+    """Returns the processor time of this process and of all that it has started."""
+    return _tree_s(os.getpid())
+
+
+def wait_for_rest(
+    used_s: Callable[[], float] = own_tree_s,
+    *,
+    clock_s: Callable[[], float] = time.monotonic,
+    sleep_s: Callable[[float], None] = time.sleep,
+) -> None:
     """Waits, at most some seconds, until all that this process has started does nothing.
 
     An engine may go on when its last token is told: threads that look out for more work do so for
     a while, which would be taken from whoever is measured next.
+
+    Args:
+        used_s: Tells the processor time that they have used, in ticks of the system's clock.
+        clock_s: Tells the time.
+        sleep_s: Waits.
     """
-    deadline_s = time.monotonic() + _REST_LIMIT_S
-    before_s = _tree_s(os.getpid())
-    while time.monotonic() < deadline_s:
-        time.sleep(_REST_S)
-        now_s = _tree_s(os.getpid())
-        if now_s - before_s <= 1 / _TICKS_PER_S:
+    deadline_s = clock_s() + _REST_LIMIT_S
+    before_s = used_s()
+    while clock_s() < deadline_s:
+        sleep_s(_REST_S)
+        now_s = used_s()
+        # As much as looking takes itself, within what the clock tells apart.
+        if now_s - before_s < 1.5 / _TICKS_PER_S:
             return
         before_s = now_s
 
