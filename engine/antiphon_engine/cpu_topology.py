@@ -4,7 +4,7 @@ import os
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
-from antiphon_engine.control_groups import own_groups
+from antiphon_engine.control_groups import least_quota_cores
 
 
 def num_physical_cores(allowed: AbstractSet[int] | None = None, *, root: Path = Path("/")) -> int:
@@ -19,7 +19,7 @@ def num_physical_cores(allowed: AbstractSet[int] | None = None, *, root: Path = 
     """
     processors = os.sched_getaffinity(0) if allowed is None else allowed
     cores = {_core_of(processor, root) for processor in processors}
-    return max(1, min(len(cores), _quota_cores(root) or len(cores)))
+    return max(1, min(len(cores), least_quota_cores(root) or len(cores)))
 
 
 def _core_of(processor: int, root: Path) -> tuple[str, str]:
@@ -29,16 +29,3 @@ def _core_of(processor: int, root: Path) -> tuple[str, str]:
         return package, (topology / "core_id").read_text().strip()
     except OSError:
         return "unknown", str(processor)
-
-
-def _quota_cores(root: Path) -> int | None:
-    found = [_group_quota_cores(group) for group in own_groups(root)]
-    return min((num_cores for num_cores in found if num_cores is not None), default=None)
-
-
-def _group_quota_cores(group: Path) -> int | None:
-    try:
-        quota, period = (group / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else -(-int(quota) // int(period))

@@ -12,7 +12,7 @@ import structlog
 
 from antiphon_engine.api.config import EngineConfig
 from antiphon_engine.api.errors import StartupError
-from antiphon_engine.control_groups import own_groups, read_integer
+from antiphon_engine.control_groups import find_number, least_available_bytes
 
 _log = structlog.get_logger(__name__)
 
@@ -129,17 +129,14 @@ def available_memory_bytes(
     """
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     available = _meminfo_available_bytes(root / "proc/meminfo") or pages
-    for group in own_groups(root):
-        limit = read_integer(group / "memory.max")
-        used = read_integer(group / "memory.current")
-        if limit is not None and used is not None:
-            reclaimable = _reclaimable_bytes(group / "memory.stat")
-            available = min(available, max(0, limit - used + reclaimable))
+    in_groups = least_available_bytes(root)
+    if in_groups is not None:
+        available = min(available, in_groups)
     for kind, key in _OWN_LIMITS.items():
         limit, _ = limit_of(kind)
         if limit != resource.RLIM_INFINITY:
-            used = _find_number(root / "proc/self/status", key, unit=1024) or 0
-            available = min(available, max(0, limit - used))
+            used_kib = find_number(root / "proc/self/status", key) or 0
+            available = min(available, max(0, limit - used_kib * 1024))
     return available
 
 
@@ -218,20 +215,5 @@ def _mib(size_bytes: int) -> str:
 
 
 def _meminfo_available_bytes(path: Path) -> int | None:
-    return _find_number(path, "MemAvailable:", unit=1024)
-
-
-def _reclaimable_bytes(path: Path) -> int:
-    return _find_number(path, "inactive_file", unit=1) or 0
-
-
-def _find_number(path: Path, key: str, *, unit: int) -> int | None:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        words = line.split()
-        if len(words) >= 2 and words[0] == key:
-            return int(words[1]) * unit
-    return None
+    available_kib = find_number(path, "MemAvailable:")
+    return None if available_kib is None else available_kib * 1024

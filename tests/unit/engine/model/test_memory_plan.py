@@ -227,6 +227,27 @@ def test_control_group_that_cannot_be_seen_changes_nothing(tmp_path, place):
     assert available_memory_bytes(tmp_path) == 60 * 1024
 
 
+def test_limit_of_a_control_group_of_version_1_counts(tmp_path):
+    write(tmp_path, "proc/meminfo", "MemAvailable:   60 kB\n")
+    write(tmp_path, "proc/self/cgroup", "5:cpu,cpuacct:/\n4:memory:/one/two\n0::/\n")
+    memory = "sys/fs/cgroup/memory"
+    for folder, limit in ((memory, "9223372036854771712"), (f"{memory}/one/two", "9000")):
+        write(tmp_path, f"{folder}/memory.limit_in_bytes", f"{limit}\n")
+        write(tmp_path, f"{folder}/memory.usage_in_bytes", "5000\n")
+        write(tmp_path, f"{folder}/memory.stat", "inactive_file 1\ntotal_inactive_file 700\n")
+
+    assert available_memory_bytes(tmp_path) == 4700
+
+
+def test_limit_of_a_container_of_version_1_is_at_the_root_that_it_sees(tmp_path):
+    write(tmp_path, "proc/meminfo", "MemAvailable:   60 kB\n")
+    write(tmp_path, "proc/self/cgroup", "4:memory:/docker/0123\n")
+    write(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", "9000\n")
+    write(tmp_path, "sys/fs/cgroup/memory/memory.usage_in_bytes", "5000\n")
+
+    assert available_memory_bytes(tmp_path) == 4000
+
+
 @pytest.mark.parametrize("limited", [resource.RLIMIT_AS, resource.RLIMIT_DATA])
 def test_limits_of_the_process_count(tmp_path, limited):
     write(tmp_path, "proc/meminfo", "MemAvailable:   60 kB\n")
@@ -275,6 +296,17 @@ def test_least_share_of_time_of_all_control_groups_limits_the_cores(tmp_path):
         write(tmp_path, f"sys/fs/cgroup{folder}/cpu.max", f"{quota} 100000\n")
 
     assert num_physical_cores({0, 1, 2, 3}, root=tmp_path) == 2
+
+
+@pytest.mark.parametrize(("quota", "num_cores"), [("150000", 2), ("-1", 4), ("1000", 1)])
+def test_share_of_time_of_a_control_group_of_version_1_limits_the_cores(tmp_path, quota, num_cores):
+    for cpu in range(4):
+        write_cpu(tmp_path, cpu, cpu)
+    write(tmp_path, "proc/self/cgroup", "2:cpuacct,cpu:/one\n3:cpuset:/two\n0::/\n")
+    write(tmp_path, "sys/fs/cgroup/cpu/one/cpu.cfs_quota_us", f"{quota}\n")
+    write(tmp_path, "sys/fs/cgroup/cpu/one/cpu.cfs_period_us", "100000\n")
+
+    assert num_physical_cores({0, 1, 2, 3}, root=tmp_path) == num_cores
 
 
 def test_unknown_topology_counts_processors(tmp_path):
