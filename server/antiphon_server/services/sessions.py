@@ -55,6 +55,7 @@ from antiphon_server.telemetry.call_trace import current_call
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
 
+_APPEND_HINT = "append the items in several turns, or by Converse, which repeats none"
 _TURN_HINT = "the turn's events, which RunTurn replays for its id, have no such bound"
 
 
@@ -183,11 +184,13 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         """Adds items, and returns the turn once it is durable."""
         key = parse_session_name(caller_of(context).tenant, request.session, "session")
         frame = Frame(path="append", call=current_call())
+        # The answer repeats the items; one that can't be sent must not come behind the change.
+        check_answer_size(request.append, hint=_APPEND_HINT)
         async with self._registry.use(key) as session:
             turn = await append_turn(session, read_append(request.append, frame))
         if turn.state == Turn.STATE_FAILED:
             await _end_as(turn.failure, context)
-        return _sendable(turn)
+        return turn
 
     async def StreamTurnEvents(
         self,

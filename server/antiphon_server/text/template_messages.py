@@ -58,13 +58,21 @@ def to_template_tools(tools: Sequence[Tool], path: str) -> list[Message] | None:
                 "name": tool.name,
                 "description": tool.description,
                 "parameters": parse_object(
-                    tool.parameters_json_schema or '{"type": "object", "properties": {}}',
-                    f"{path}[{index}].parameters_json_schema",
+                    _schema_text(tool), f"{path}[{index}].parameters_json_schema"
                 ),
             },
         }
         for index, tool in enumerate(tools)
     ] or None
+
+
+def _schema_text(tool: Tool) -> str:
+    """Returns a tool's schema as an object, which is what templates write."""
+    if not tool.parameters_json_schema:
+        return '{"type": "object", "properties": {}}'
+    # The two say the same of arguments.
+    is_true = tool.parameters_json_schema.strip() == "true"
+    return "{}" if is_true else tool.parameters_json_schema
 
 
 def contents_of(messages: Sequence[Message]) -> list[str]:

@@ -60,6 +60,19 @@ async def test_items_are_appended_and_the_ended_turn_is_returned(tmp_path: Path)
     assert reason_of(taken.value) == "ID_TAKEN"
 
 
+async def test_items_that_no_answer_holds_are_refused_before_they_are_appended(tmp_path: Path):
+    async with running_server(tmp_path) as server:
+        await server.sessions.CreateSession(CreateSessionRequest(session_id="a"))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await append(server, "t1", "x" * (3 << 20))
+        session = await server.sessions.GetSession(GetSessionRequest(name=NAME))
+        kept = await append(server, "t1", "x" * ((3 << 20) - 100))
+
+    assert reason_of(refused.value) == "RESPONSE_TOO_LARGE"
+    assert session.num_turns == 0
+    assert kept.state == Turn.STATE_COMPLETED
+
+
 async def test_the_same_append_from_many_callers_makes_one_turn(tmp_path: Path):
     async with running_server(tmp_path) as server:
         await server.sessions.CreateSession(CreateSessionRequest(session_id="a"))

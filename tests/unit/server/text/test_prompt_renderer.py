@@ -136,6 +136,22 @@ def test_tools_calls_and_results_come_out_as_from_transformers(renderer_of, pair
     )
 
 
+@pytest.mark.parametrize("anything", ["true", " true\n"])
+def test_a_tool_that_takes_any_object_is_shown_as_one_whose_schema_is_empty(
+    renderer_of, byte_level, anything: str
+):
+    renderer = renderer_of(byte_level, chat_templates.CHATML_WITH_TOOLS)
+
+    shown, empty = (
+        renderer.render_conversation(
+            [user("x")], tools=[Tool(name="a", parameters_json_schema=schema)]
+        )
+        for schema in (anything, "{}")
+    )
+
+    assert list(shown.token_ids) == list(empty.token_ids)
+
+
 def test_a_call_without_a_message_in_front_becomes_a_message(renderer_of, byte_level):
     rendered = renderer_of(byte_level, chat_templates.CHATML_WITH_TOOLS).render_conversation(
         [user("a"), call("c1", '{"q": 1}')]
