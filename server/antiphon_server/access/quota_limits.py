@@ -46,10 +46,10 @@ def quota_exceeded(
         delay_s: When it will fit; None: waiting will not help.
     """
     then = "ask for less, or let go of some" if delay_s is None else f"try again in {delay_s:.3g} s"
+    more = f"{asked} more {'was' if asked == 1 else 'were'} asked for"
     return AntiphonError(
         ErrorReason.QUOTA_EXCEEDED,
-        f"the tenant's quota {name} is {limit}, of which {used} are used; {asked} more were asked"
-        f" for; {then}",
+        f"the tenant's quota {name} is {limit}, of which {used} are used; {more}; {then}",
         metadata={"quota": name, "limit": str(limit), "used": str(used), "asked": str(asked)},
         retry_delay_s=delay_s,
     )

@@ -5,6 +5,7 @@ in a minute. What is refused tells when it would fit.
 """
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -19,6 +20,8 @@ MAX_RESTING: Final = 4096
 
 _NANOS_PER_MINUTE: Final = 60_000_000_000
 _LEAST_DELAY_S: Final = 0.001
+_TINY: Final = 1e-6
+"""What sums of fractions may be off."""
 _UNTIL_ONE_ENDS_S: Final = 1.0
 """When to try again where nobody knows when room will be."""
 
@@ -188,7 +191,8 @@ class _Bucket:
         raise quota_exceeded(
             name,
             limit=per_minute,
-            used=max(0, round(self.missing)),
+            # Rounded up: a part of one is none that could be had.
+            used=max(0, math.ceil(self.missing - _TINY)),
             asked=amount,
             delay_s=delay_s,
         )

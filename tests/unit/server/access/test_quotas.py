@@ -45,7 +45,7 @@ def test_requests_of_a_minute_may_come_at_once_and_then_one_by_one() -> None:
     }
     assert refused.retry_delay_s == pytest.approx(10.0)
     bench.pass_s(9.9)
-    bench.refusal()
+    assert "is 6, of which 6 are used; 1 more was asked for" in bench.refusal().message
     bench.pass_s(0.1)
     bench.enter()
     bench.refusal()
