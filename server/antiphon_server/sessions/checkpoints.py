@@ -16,14 +16,17 @@ from antiphon_server.generation import Generation
 from antiphon_server.generation_output import NewTokens
 from antiphon_server.sessions.limits import SessionLimits
 from antiphon_server.sessions.records import Checkpoint, SessionKey, TurnTokens
+from antiphon_server.sessions.shared_instants import Instant, SharedInstants, Window
 from antiphon_server.sessions.store import SessionStore
 from antiphon_server.validation import ResolvedConfig
 
 _LAST_WRITE_S: Final = 2.0
 _INTERVAL_SPREAD: Final = 0.3
-"""How much sooner than others some turns are kept, as a part of the interval."""
-_SHARED_INSTANTS: Final = 20
-"""As many times in an interval turns are kept, those together that are due about then."""
+"""How much sooner than the interval asks turns may be kept, as a part of it.
+
+They wait for each other's instants within that: what is written together costs one transaction,
+which is most of what a small write costs.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +70,7 @@ class CheckpointPlace:
 
 
 class Checkpoints:
-    """Keeps the progress of one turn. Used on one event loop.
+    """Keeps the progress of one turn, at instants that turns share. Used on one event loop.
 
     At most one write is under way; what comes meanwhile goes into the next. A turn that is shorter
     than the interval costs nothing.
@@ -76,13 +79,12 @@ class Checkpoints:
     __slots__ = (
         "_attempts",
         "_closed",
-        "_interval_s",
+        "_instant",
+        "_instants",
         "_limits",
         "_num_kept",
-        "_pace_s",
         "_place",
         "_record",
-        "_timer",
         "_write",
     )
 
@@ -93,17 +95,15 @@ class Checkpoints:
         *,
         attempts: Attempts,
         limits: SessionLimits,
+        instants: SharedInstants,
     ) -> None:
         self._place = place
         (self._record,) = generation.outputs
         self._attempts = attempts
         self._limits = limits
-        # Turns that began together would all write together.
-        share = 1 - _INTERVAL_SPREAD * place.phase
-        self._interval_s = share * limits.checkpoint_interval_s
-        self._pace_s = limits.checkpoint_interval_s / _SHARED_INSTANTS
+        self._instants = instants
         self._num_kept = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._instant: Instant | None = None
         self._write: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -114,21 +114,19 @@ class Checkpoints:
     def note_progress(self) -> None:
         """Says that the record may have grown."""
         num_new = len(self._record.token_ids) - self._num_kept
-        if self._timer is not None and num_new < self._limits.checkpoint_tokens:
+        if self._instant is not None and num_new < self._limits.checkpoint_tokens:
             return
         if self._closed or self._write is not None or num_new <= 0:
             return
         if num_new >= self._limits.checkpoint_tokens:
             self._begin_to_write()
-        elif self._timer is None:
-            loop = asyncio.get_running_loop()
-            instant_s = shared_instant_s(loop.time() + self._interval_s, self._pace_s)
-            self._timer = loop.call_at(instant_s, self._begin_to_write)
+        elif self._instant is None:
+            self._instant = self._instants.join(self._window(), self._begin_to_write)
 
     def close(self) -> None:
         """Keeps no more: the turn's end takes along what was kept."""
         self._closed = True
-        self._stop_timer()
+        self._leave_instant()
         if self._write is not None:
             self._write.cancel()
 
@@ -149,7 +147,7 @@ class Checkpoints:
         """
         while self._write is not None:
             await asyncio.wait({self._write})
-        self._stop_timer()
+        self._leave_instant()
         if self._num_kept < len(self._record.token_ids):
             self._write = asyncio.create_task(self._keep(self._attempts.num))
             try:
@@ -158,14 +156,26 @@ class Checkpoints:
                 self._write = None
 
     def _begin_to_write(self) -> None:
-        self._stop_timer()
+        self._leave_instant()
         if not self._closed and self._write is None:
             self._write = asyncio.create_task(self._keep_and_look())
 
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _leave_instant(self) -> None:
+        if self._instant is not None:
+            self._instant.leave(self._begin_to_write)
+            self._instant = None
+
+    def _window(self) -> Window:
+        """Returns when what there is now may be kept."""
+        now_s, interval_s = asyncio.get_running_loop().time(), self._limits.checkpoint_interval_s
+        # Turns that began together, and are too many for one instant, would all write together. In
+        # the window's later half, so that who comes a little later can still join.
+        share = 1 - _INTERVAL_SPREAD / 2 * self._place.phase
+        return Window(
+            earliest_s=now_s + (1 - _INTERVAL_SPREAD) * interval_s,
+            own_s=now_s + share * interval_s,
+            latest_s=now_s + interval_s,
+        )
 
     async def _keep_and_look(self) -> None:
         worked = False
@@ -183,14 +193,6 @@ class Checkpoints:
         )
         await self._place.keep(num_attempts=num_attempts, new=new, num_kept_before=start)
         self._num_kept = start + len(new.token_ids)
-
-
-def shared_instant_s(due_s: float, pace_s: float) -> float:
-    """Returns the last instant up to `due_s` that all turns share, one every `pace_s`.
-
-    What is written together costs one transaction, which is most of what a small write costs.
-    """
-    return due_s // pace_s * pace_s
 
 
 def resumable_output(earlier: Checkpoint | None, config: ResolvedConfig) -> NewTokens:

@@ -9,6 +9,7 @@ from antiphon_server.offload import Offload
 from antiphon_server.served_model import ServedModel
 from antiphon_server.sessions.ended_logs import EndedLogs
 from antiphon_server.sessions.limits import Clock, Draws, SessionLimits
+from antiphon_server.sessions.shared_instants import SharedInstants
 from antiphon_server.sessions.store import SessionStore
 from antiphon_server.telemetry.telemetry import Telemetry
 
@@ -24,6 +25,7 @@ class Surroundings:
     offload: Offload
     ended_logs: EndedLogs
     limits: SessionLimits = field(default_factory=SessionLimits)
+    checkpoint_instants: SharedInstants = field(default_factory=SharedInstants)
     clock: Clock = field(default_factory=Clock)
     draws: Draws = field(default_factory=Draws)
     tenancy: Tenancy = field(default_factory=unlimited_tenancy)

@@ -122,7 +122,13 @@ async def generate(turn: LiveTurn, context: Context, surroundings: Surroundings)
     )
     generation = surroundings.generators[context.model].start(spec)
     turn.recorder.follow(generation, spec)
-    checkpoints = Checkpoints(place, generation, attempts=attempts, limits=surroundings.limits)
+    checkpoints = Checkpoints(
+        place,
+        generation,
+        attempts=attempts,
+        limits=surroundings.limits,
+        instants=surroundings.checkpoint_instants,
+    )
     checkpoints.skip_kept(len(spec.resumed.token_ids))
     await _follow(turn, generation, checkpoints, store=surroundings.store)
     tokenizer = find_model(surroundings.models, context.model).tokenizer

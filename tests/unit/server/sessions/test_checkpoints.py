@@ -1,7 +1,6 @@
 """When the progress of a turn is kept, and what of it can be gone on behind."""
 
 import asyncio
-import zlib
 from array import array
 from dataclasses import dataclass, field, replace
 
@@ -16,14 +15,13 @@ from antiphon_server.sessions.checkpoints import (
     CheckpointPlace,
     Checkpoints,
     resumable_output,
-    shared_instant_s,
 )
 from antiphon_server.sessions.limits import SessionLimits
 from antiphon_server.sessions.records import Checkpoint, SessionKey, TurnTokens
+from antiphon_server.sessions.shared_instants import SharedInstants
 from antiphon_server.validation import ResolvedConfig
 
 KEY = SessionKey("", "a")
-PHASE = zlib.crc32(f"{KEY.name}/3".encode()) / (1 << 32)
 PROMPT = TurnTokens(head_ids=array("i", [1]), head_digest=b"d")
 
 
@@ -74,13 +72,21 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def bench_of(*, tokens: int = 4, interval_s: float = 3600.0) -> Bench:
+def bench_of(
+    *, tokens: int = 4, interval_s: float = 3600.0, instants: SharedInstants | None = None
+) -> Bench:
     store, record, attempts = FakeStore(), OutputRecord(index=0), Attempts(most=3)
     store.gate.set()
     attempts.begin(0)
     place = CheckpointPlace(store=store, key=KEY, position=3, tokens=PROMPT)
     limits = SessionLimits(checkpoint_tokens=tokens, checkpoint_interval_s=interval_s)
-    checkpoints = Checkpoints(place, FakeGeneration([record]), attempts=attempts, limits=limits)
+    checkpoints = Checkpoints(
+        place,
+        FakeGeneration([record]),
+        attempts=attempts,
+        limits=limits,
+        instants=instants or SharedInstants(),
+    )
     return Bench(store, record, attempts, checkpoints)
 
 
@@ -107,17 +113,12 @@ async def test_few_tokens_are_kept_when_the_interval_is_over() -> None:
     bench.checkpoints.close()
 
 
-def test_turns_that_are_due_about_the_same_time_are_kept_together_and_none_too_late() -> None:
-    dues_s = [1000.0 + i / 1000 for i in range(500)]
-    instants_s = [shared_instant_s(due_s, 0.05) for due_s in dues_s]
-
-    assert len(set(instants_s)) <= 11
-    for due_s, instant_s in zip(dues_s, instants_s, strict=True):
-        assert due_s - 0.05 - 1e-6 < instant_s <= due_s + 1e-6
-
-
 async def test_turns_that_began_apart_are_kept_in_one_round_of_the_loop() -> None:
-    early, late = await _begun_a_little_apart(interval_s=0.2)
+    instants = SharedInstants()
+    early, late = (bench_of(interval_s=0.2, instants=instants) for _ in range(2))
+    await early.say(1)
+    await asyncio.sleep(0.002)
+    await late.say(1)
     async with asyncio.timeout(60):
         await early.store.was_used.wait()
     await turns()
@@ -125,22 +126,6 @@ async def test_turns_that_began_apart_are_kept_in_one_round_of_the_loop() -> Non
     assert early.store.parts == late.store.parts == [(0, [1])]
     early.checkpoints.close()
     late.checkpoints.close()
-
-
-async def _begun_a_little_apart(*, interval_s: float) -> tuple[Bench, Bench]:
-    """Returns two turns that have a token each since instants of one twentieth of the interval."""
-    loop, pace_s = asyncio.get_running_loop(), interval_s / 20
-    shortest_s = interval_s * (1 - 0.3 * PHASE)
-    while True:
-        early, late = bench_of(interval_s=interval_s), bench_of(interval_s=interval_s)
-        first_s = shared_instant_s(loop.time() + shortest_s, pace_s)
-        await early.say(1)
-        await asyncio.sleep(0.002)
-        await late.say(1)
-        if shared_instant_s(loop.time() + shortest_s, pace_s) == first_s:
-            return early, late
-        early.checkpoints.close()
-        late.checkpoints.close()
 
 
 async def test_one_write_at_a_time_and_the_next_takes_all_that_came() -> None:
