@@ -304,7 +304,10 @@ class _Call:
         # What a request's own line says is not said again.
         level = logging.DEBUG if self._trace.has_logged else logging.INFO
         reason, duration_s = error.reason.value, self._duration_s()
-        self._log.log(level, "call refused", reason=reason, duration_s=duration_s)
+        # Of whom nobody knows the tenant, the address is all that there is to act upon.
+        is_stranger = error.reason is ErrorReason.BAD_CREDENTIAL
+        who = {"peer": self._trace.peer} if is_stranger else {}
+        self._log.log(level, "call refused", reason=reason, duration_s=duration_s, **who)
         self._tell_end(CODES[error.reason], error.reason.value)
         await self._context.abort(
             CODES[error.reason],

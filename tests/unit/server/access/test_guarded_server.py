@@ -8,6 +8,7 @@ import pytest
 from antiphon.v1 import admin_pb2, inference_pb2, model_pb2, session_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from structlog.testing import capture_logs
 
 from support.server import RunningServer, details_of, running_server
 from support.tenants import bearer, token_entry, write_tokens
@@ -64,6 +65,21 @@ async def test_every_method_refuses_who_brings_no_credential(server: RunningServ
 
         assert error.code() is grpc.StatusCode.UNAUTHENTICATED
         assert details_of(error)["ErrorInfo"].reason == "BAD_CREDENTIAL"
+
+
+async def test_log_tells_from_where_a_stranger_called(server: RunningServer) -> None:
+    with capture_logs() as log:
+        await refused(server.models.ListModels(model_pb2.ListModelsRequest(), timeout=LIMIT_S))
+        await refused(
+            server.sessions.GetSession(
+                session_pb2.GetSessionRequest(name="sessions/none"), timeout=LIMIT_S, metadata=A
+            )
+        )
+
+    stranger, known = (line for line in log if line["event"] == "call refused")
+    assert stranger["reason"] == "BAD_CREDENTIAL"
+    assert stranger["peer"].startswith("ipv4:127.0.0.1:")
+    assert "peer" not in known
 
 
 async def test_credentials_are_asked_for_before_anything_else_is_told(
