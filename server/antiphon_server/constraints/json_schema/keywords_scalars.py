@@ -19,10 +19,13 @@ from antiphon_server.constraints.json_schema.goals import (
 )
 from antiphon_server.constraints.json_schema.keyword import Keyword, of_type
 from antiphon_server.constraints.json_schema.schema_node import SchemaNode
-from antiphon_server.constraints.languages import charsets
-from antiphon_server.constraints.languages.charsets import CharSet
 from antiphon_server.constraints.languages.counting import MAX_LENGTH, find_excess
-from antiphon_server.constraints.languages.pattern_syntax import PatternError
+from antiphon_server.constraints.languages.pattern_syntax import (
+    ECMA_262,
+    EVERY_READER,
+    PatternError,
+    Readings,
+)
 from antiphon_server.constraints.languages.patterns import searched
 from antiphon_server.constraints.languages.terms import ANY_TEXT, Term, complement, of_length
 from antiphon_server.constraints.refusals import shown
@@ -98,16 +101,16 @@ def _length(node: SchemaNode) -> Term:
     return of_length(low, high)
 
 
-def _pattern(node: SchemaNode, space: CharSet = charsets.SPACE) -> Term:
+def _pattern(node: SchemaNode, readings: Readings = ECMA_262) -> Term:
     pattern = node.get("pattern")
     if not isinstance(pattern, str):
         node.refuse("pattern", "this must be a string")
-    return pattern_language(node, "pattern", pattern, space=space)
+    return pattern_language(node, "pattern", pattern, readings=readings)
 
 
 def _written_pattern(node: SchemaNode) -> Term:
     # U+FEFF is a blank to ECMA-262 alone: other validators would find the output at fault.
-    return _pattern(node, charsets.WHITE_SPACE)
+    return _pattern(node, EVERY_READER)
 
 
 def _format(node: SchemaNode) -> Term:
@@ -121,15 +124,15 @@ def _format(node: SchemaNode) -> Term:
 
 
 def pattern_language(
-    node: SchemaNode, keyword: str, pattern: str, *, space: CharSet = charsets.SPACE
+    node: SchemaNode, keyword: str, pattern: str, *, readings: Readings = ECMA_262
 ) -> Term:
-    """Returns the strings in which a pattern is found; `space` says which characters are blanks.
+    """Returns the strings in which a pattern is found, for each of some readings.
 
     Raises:
         UnsupportedConstraintError: it can't be enforced.
     """
     try:
-        language = searched(pattern, space=space)
+        language = searched(pattern, readings=readings)
     except PatternError as error:
         node.refuse(keyword, f"the pattern {shown(pattern)} can't be enforced: {error}")
     if (excess := find_excess(language)) is not None:

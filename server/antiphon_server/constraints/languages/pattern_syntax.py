@@ -1,11 +1,18 @@
 """Regular expressions as ECMA-262 has them (with `u`), parsed; what isn't regular is refused."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final, NoReturn, TypeAlias
 
 from antiphon_server.constraints.languages import charsets, terms
 from antiphon_server.constraints.languages.charsets import CharSet
 from antiphon_server.constraints.languages.terms import Term
+
+Readings: TypeAlias = tuple[CharSet, ...]
+"""What readers of an expression take for blanks, where they differ."""
+ECMA_262: Final[Readings] = (charsets.SPACE,)
+EVERY_READER: Final[Readings] = (charsets.SPACE, charsets.WHITE_SPACE)
 
 MAX_REPEAT: Final = 100_000
 _MAX_NESTING: Final = 60
@@ -103,17 +110,17 @@ _SHORT_CATEGORIES: Final = frozenset(
 )
 
 
-def parse_pattern(text: str, *, space: CharSet = charsets.SPACE) -> Syntax:
+def parse_pattern(text: str, *, readings: Readings = ECMA_262) -> Syntax:
     """Returns the expression's parts; without assertions in it, a Term.
 
     Args:
         text: The expression.
-        space: Which characters are blanks, where they are not excluded.
+        readings: What blanks are; the expression matches what it does for each of them.
 
     Raises:
         PatternError: it isn't one, or has what no regular language has.
     """
-    parser = _Parser(text, space)
+    parser = _Parser(text, readings)
     syntax = parser.options()
     if parser.position < len(text):
         parser.refuse("there is a ) without its (")
@@ -121,10 +128,12 @@ def parse_pattern(text: str, *, space: CharSet = charsets.SPACE) -> Syntax:
 
 
 class _Parser:
-    def __init__(self, text: str, space: CharSet) -> None:
+    def __init__(self, text: str, readings: Readings) -> None:
         self.text = text
         self.position = 0
-        self._space = space
+        self._readings = readings
+        self._excludes = False
+        """Whether what is matched is excluded: by each reading, then."""
         self._nesting = 0
 
     def refuse(self, message: str, *, position: int | None = None) -> NoReturn:
@@ -217,11 +226,10 @@ class _Parser:
         if self._nesting > _MAX_NESTING:
             self.refuse(f"groups nest more than {_MAX_NESTING} levels deep")
         look = self._group_kind(start)
-        outside = self._space
-        if look == "!":
-            self._space = charsets.SPACE
+        outside = self._excludes
+        self._excludes = outside or look == "!"
         inner = self.options()
-        self._space = outside
+        self._excludes = outside
         if not self._take(")"):
             self.refuse("this ( has no )", position=start)
         self._nesting -= 1
@@ -256,62 +264,75 @@ class _Parser:
             self.refuse("a reference back to a group can't be enforced", position=start)
         if character == "k":
             self.refuse("a reference back to a group can't be enforced", position=start)
-        return terms.one_of(self._escaped_set(start))
+        first = self.position
+
+        def read(space: CharSet) -> CharSet:
+            self.position = first
+            return self._escaped_set(start, space)
+
+        return terms.one_of(self._agreed(read))
+
+    def _agreed(self, read: Callable[[CharSet], CharSet]) -> CharSet:
+        """Returns what all readings have in common, or, where it is excluded, what any has."""
+        combine = charsets.union if self._excludes else charsets.intersection
+        return reduce(combine, map(read, self._readings))
 
     def _class(self) -> CharSet:
         start = self.position - 1
         negated = self._take("^")
-        outside = self._space
-        if negated:
-            self._space = charsets.SPACE
+        first = self.position
+
+        def read(space: CharSet) -> CharSet:
+            self.position = first
+            chars = self._members(start, space)
+            return charsets.negation(chars) if negated else chars
+
+        return self._agreed(read)
+
+    def _members(self, start: int, space: CharSet) -> CharSet:
         members: list[CharSet] = []
         while not self._take("]"):
             if self.position >= len(self.text):
                 self.refuse("this [ has no ]", position=start)
-            low = self._class_member()
+            low = self._class_member(space)
             if self._next() == "-" and self.text[self.position + 1 : self.position + 2] != "]":
-                members.append(self._class_range(low))
+                members.append(self._class_range(low, space))
             else:
                 members.append(low)
-        self._space = outside
-        chars = charsets.union(*members)
-        return charsets.negation(chars) if negated else chars
+        return charsets.union(*members)
 
-    def _class_range(self, low: CharSet) -> CharSet:
+    def _class_range(self, low: CharSet, space: CharSet) -> CharSet:
         dash = self.position
         self.position += 1
         if self.position >= len(self.text):
             self.refuse("this range has no end", position=dash)
-        high = self._class_member()
+        high = self._class_member(space)
         if charsets.size(low) != 1 or charsets.size(high) != 1:
             return charsets.union(low, charsets.charset_of("-"), high)
         if low[0][0] > high[0][0]:
             self.refuse("this range ends before it begins", position=dash)
         return charsets.charset([(low[0][0], high[0][0])])
 
-    def _class_member(self) -> CharSet:
+    def _class_member(self, space: CharSet) -> CharSet:
         start = self.position
         self.position += 1
         if self.text[start] != "\\":
             return charsets.charset_of(self.text[start])
         if self._take("b"):
             return charsets.charset_of("\b")
-        return self._escaped_set(start)
+        return self._escaped_set(start, space)
 
-    def _escaped_set(self, start: int) -> CharSet:
+    def _escaped_set(self, start: int, space: CharSet) -> CharSet:
         character = self._next()
         self.position += 1
         if character != "" and character in "dswpDSWP":
-            return self._known_set(start, character)
+            chars = _CLASSES.get(character.lower())
+            if chars is None:
+                chars = space if character in "sS" else self._category(start)
+            return chars if character.islower() else charsets.negation(chars)
         if character in ("x", "u"):
             return self._code_point(start, 2 if character == "x" else 4)
         return self._escaped_character(start, character)
-
-    def _known_set(self, start: int, character: str) -> CharSet:
-        if character in "sS":
-            return self._space if character == "s" else charsets.negation(charsets.SPACE)
-        chars = _CLASSES.get(character.lower()) or self._category(start)
-        return chars if character.islower() else charsets.negation(chars)
 
     def _escaped_character(self, start: int, character: str) -> CharSet:
         if character in _CONTROLS:

@@ -11,10 +11,13 @@ from antiphon_server.constraints.languages import charsets, terms
 from antiphon_server.constraints.languages.charsets import CharSet
 from antiphon_server.constraints.languages.derivatives import last_sets
 from antiphon_server.constraints.languages.pattern_syntax import (
+    ECMA_262,
+    EVERY_READER,
     Edge,
     Look,
     Options,
     PatternError,
+    Readings,
     Row,
     Syntax,
     parse_pattern,
@@ -37,17 +40,17 @@ class _Before(enum.Enum):
 
 
 @lru_cache(maxsize=256)
-def searched(pattern: str, *, space: CharSet = charsets.SPACE) -> Term:
+def searched(pattern: str, *, readings: Readings = ECMA_262) -> Term:
     """Returns the texts in which the expression matches somewhere, as JSON Schema's `pattern` does.
 
     Args:
         pattern: The expression.
-        space: Which characters are blanks, where they are not excluded.
+        readings: What blanks are; a text is one in which it matches for each of them.
 
     Raises:
         PatternError: it can't be enforced, or is no regular expression.
     """
-    syntax = parse_pattern(pattern, space=space)
+    syntax = parse_pattern(pattern, readings=readings)
     if isinstance(syntax, Term):
         return terms.containing(syntax)
     at_start = _translate(syntax, ANY_TEXT, _Before.START)
@@ -66,12 +69,12 @@ def searched(pattern: str, *, space: CharSet = charsets.SPACE) -> Term:
 
 
 def matched(pattern: str) -> Term:
-    """Returns the texts that the expression matches as a whole; blanks are white space to all.
+    """Returns the texts that the expression matches as a whole, for every reader.
 
     Raises:
         PatternError: it can't be enforced, or is no regular expression.
     """
-    syntax = parse_pattern(pattern, space=charsets.WHITE_SPACE)
+    syntax = parse_pattern(pattern, readings=EVERY_READER)
     return _translate(syntax, EMPTY, _Before.START)
 
 

@@ -19,6 +19,8 @@ from support.grammar_texts import Texts
         # What ECMA-262 alone takes for a blank is none here, nor is it anything else.
         (r"a(\s|[.\s])b", ["a\u2003b", "a\nb", "a.b"], ["a\ufeffb", "a\u200bb"]),
         (r"a[^\s]|\S|(?!\s).c", ["ab", "b", "bc"], ["a\ufeff", "\ufeff", "\ufeffc"]),
+        (r"[^\S]|(?!\S).c|[\sx]", [" ", "\u2003", " c", "x"], ["\ufeff", "\ufeffc", "ac", "a"]),
+        (r"[\s\S]|a[^\s\S]", ["a", "\ufeff"], ["aa", ""]),
     ],
 )
 def test_the_whole_text_matches(pattern: str, inside: list[str], outside: list[str]):
