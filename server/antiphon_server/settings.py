@@ -9,7 +9,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final, get_type_hints
@@ -20,6 +20,7 @@ from antiphon_server.config import Config
 from antiphon_server.settings_rules import Value, check_together, check_value
 from antiphon_server.telemetry.otel_environment import check_endpoints, from_otel_environment
 from antiphon_server.transport import check_address, check_addresses
+from antiphon_server.user_folders import UserFolders, home_of_user
 
 ENVIRONMENT_PREFIX: Final = "ANTIPHON_"
 
@@ -39,7 +40,11 @@ _SWITCH: Final = {"true": True, "false": False, "1": True, "0": False, "yes": Tr
 
 
 def load_config(
-    argv_sets: Sequence[str], toml_path: Path | None, environ: Mapping[str, str]
+    argv_sets: Sequence[str],
+    toml_path: Path | None,
+    environ: Mapping[str, str],
+    *,
+    home_of_user: Callable[[], str] = home_of_user,
 ) -> Config:
     """Returns the settings in force.
 
@@ -48,6 +53,7 @@ def load_config(
         toml_path: The configuration file; None: none.
         environ: The environment, of which `ANTIPHON_SECTION__KEY`, the user's folders and the
             standard OTEL_ variables are read.
+        home_of_user: Returns the home folder where HOME doesn't tell it; empty: there is none.
 
     Raises:
         StartupError: an unknown key or a bad value; names its source, the key, the value and
@@ -65,7 +71,8 @@ def load_config(
             raise StartupError(f"{source}: there is no setting {key!r}{nearest(key, kinds)}")
         values[key] = _parse(key, value, kinds[key], source=source)
         check_value(key, values[key], source=source)
-    config = _with_user_folders(_build({**_of_device(values), **values}), environ)
+    folders = UserFolders(environ, environ.get("HOME", "") or home_of_user())
+    config = _with_user_folders(_build({**_of_device(values), **values}), folders)
     check_together(config.engine)
     check_addresses(config.server)
     check_endpoints(config.telemetry)
@@ -229,19 +236,12 @@ def _build(values: Mapping[str, Value]) -> Config:
     return Config(**sections)
 
 
-def _with_user_folders(config: Config, environ: Mapping[str, str]) -> Config:
+def _with_user_folders(config: Config, folders: UserFolders) -> Config:
     """Fills in the paths whose defaults depend on the user, and takes `~` for the home folder."""
-    home = environ.get("HOME", "")
-
-    def folder(variable: str, under_home: str) -> str:
-        return environ.get(variable) or str(Path(home or "/tmp", under_home))
-
-    def expand(path: str) -> str:
-        return home + path[1:] if home and (path == "~" or path.startswith("~/")) else path
-
+    expand = folders.expand
     model, store = config.model, config.store
-    cache_dir = model.cache_dir or f"{folder('XDG_CACHE_HOME', '.cache')}/antiphon"
-    store_path = store.path or f"{folder('XDG_STATE_HOME', '.local/state')}/antiphon/sessions.db"
+    cache_dir = model.cache_dir or folders.cache_dir()
+    store_path = store.path or folders.store_path()
     if "://" in store_path:
         raise StartupError(
             f"store.path is {store_path!r}: this release keeps sessions in a SQLite file only; "

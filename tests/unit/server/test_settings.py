@@ -321,3 +321,32 @@ def test_what_a_server_begins_with_is_told_where_it_is_not_the_usual() -> None:
     assert told["engine.max_rows"] == 3
     # Where things lie on this machine is told always.
     assert set(told) == {"engine.max_rows", "model.cache_dir", "store.path"}
+
+
+def test_home_folder_is_the_users_where_the_environment_names_none():
+    config = load_config(["model.source=~/m"], None, {}, home_of_user=lambda: "/home/eve")
+
+    assert config.model.source == "/home/eve/m"
+    assert config.model.cache_dir == "/home/eve/.cache/antiphon"
+    assert config.store.path == "/home/eve/.local/state/antiphon/sessions.db"
+
+
+@pytest.mark.parametrize(
+    ("sets", "environ", "wanted"),
+    [
+        ([], {}, r"model\.cache_dir.*XDG_CACHE_HOME or HOME"),
+        (["model.cache_dir=/c"], {"HOME": ""}, r"store\.path.*XDG_STATE_HOME or HOME"),
+        ([], {"XDG_CACHE_HOME": "/c"}, r"store\.path.*XDG_STATE_HOME or HOME"),
+    ],
+)
+def test_what_would_be_kept_in_a_home_folder_needs_one(sets, environ, wanted):
+    with pytest.raises(StartupError, match=wanted):
+        load_config(sets, None, environ, home_of_user=lambda: "")
+
+
+def test_no_home_folder_is_needed_where_all_places_are_named():
+    config = load_config(
+        ["store.path=/s.db"], None, {"XDG_CACHE_HOME": "/c"}, home_of_user=lambda: ""
+    )
+
+    assert (config.model.cache_dir, config.store.path) == ("/c/antiphon", "/s.db")
