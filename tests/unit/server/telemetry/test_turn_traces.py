@@ -156,13 +156,17 @@ async def test_an_interrupted_turn_says_so_and_is_followed(tmp_path: Path, sink:
     async with traced_server(tmp_path, sink, engine=engine) as server:
         await server.sessions.CreateSession(CreateSessionRequest(session_id="a"))
         engine.hold()
-        first = asyncio.ensure_future(run_turn(server, turn("t1", 200)))
+        first = server.sessions.RunTurn(RunTurnRequest(session="sessions/a", turn=turn("t1", 200)))
         await submitted(engine)
         engine.step(3)
+        # A turn that is interrupted before anything of it was delivered has failed.
+        events = aiter(first)
+        while (await anext(events)).WhichOneof("event") != "delta":
+            pass
         second = turn("t2", if_busy=StartTurn.IF_BUSY_INTERRUPT)
         following = asyncio.ensure_future(run_turn(server, second))
         engine.release()
-        await asyncio.gather(first, following)
+        await asyncio.gather(read_all(first), following)
 
     stopped, after = sink.named("chat tiny")
     names = [name for span in (stopped, *sink.below(stopped)) for name in span.event_names]
