@@ -36,7 +36,8 @@ def to_duration(ns: int) -> Duration:
 def check_duration(message: Duration, path: str) -> int:
     """Returns a span of more than 0 and at most a century in nanoseconds. Raises InvalidRequest."""
     ns = to_ns(message)
-    if not 0 <= message.nanos < NS_PER_S or not 0 < ns <= _MAX_S * NS_PER_S:
+    _check_nanos(message, path)
+    if not 0 < ns <= _MAX_S * NS_PER_S:
         raise InvalidRequest(
             FieldViolation(path, f"must be more than 0 and at most {_MAX_S} s; is {ns / 1e9:g} s")
         )
@@ -46,7 +47,8 @@ def check_duration(message: Duration, path: str) -> int:
 def check_future(message: Timestamp, now_ns: int, path: str) -> int:
     """Returns a point in the next century in nanoseconds since 1970. Raises InvalidRequest."""
     ns = to_ns(message)
-    if not 0 <= message.nanos < NS_PER_S or not now_ns < ns <= now_ns + _MAX_S * NS_PER_S:
+    _check_nanos(message, path)
+    if not now_ns < ns <= now_ns + _MAX_S * NS_PER_S:
         raise InvalidRequest(
             FieldViolation(
                 path,
@@ -55,3 +57,10 @@ def check_future(message: Timestamp, now_ns: int, path: str) -> int:
             )
         )
     return ns
+
+
+def _check_nanos(message: Timestamp | Duration, path: str) -> None:
+    if not 0 <= message.nanos < NS_PER_S:
+        raise InvalidRequest(
+            FieldViolation(f"{path}.nanos", f"must be in [0, {NS_PER_S - 1}], is {message.nanos}")
+        )
