@@ -26,6 +26,7 @@ from antiphon_server.event_loop import new_event_loop
 from antiphon_server.log_thread import RawStream
 from antiphon_server.logs import configure_logging
 from antiphon_server.model_loading import load_text_side, served_model
+from antiphon_server.open_files import allow_open_files
 from antiphon_server.progress import LoggedProgress, Progress
 from antiphon_server.service_notices import ServiceNotices
 from antiphon_server.settings import changed, in_force
@@ -98,6 +99,7 @@ async def _serve(
     log = structlog.get_logger()
     log.info("settings", **changed(config))
     log.debug("all settings", **in_force(config))
+    allow_open_files(config.server)
     # First of all, so that a second server on the same port fails before it loads anything.
     server = Server(config, figures=figures)
     engine: EngineLink | None = None
