@@ -1,6 +1,7 @@
 """A checker process that loads nothing and does what the texts of constraints tell it to."""
 
 import ctypes
+import json
 import os
 import signal
 import sys
@@ -71,6 +72,11 @@ def _loads(notes: Path) -> Path:
     return notes.with_name(f"{notes.name}-loads")
 
 
+def grammar_of(said: str) -> str:
+    """Returns the text of the grammar that comes of a constraint: one that says "of" and it."""
+    return f"start: {json.dumps(f'of {said}')}"
+
+
 class FakeWork:
     """The first word of a constraint's text, or of an output, says what becomes of it."""
 
@@ -89,7 +95,7 @@ class FakeWork:
             return TooComplex(job_id=job.job_id, message="has too many cases", metadata={"n": "9"})
         if not isinstance(job, Check):
             return Verified(job_id=job.job_id, violation=rest if word == "bad" else "")
-        grammar = Grammar(backend=GrammarBackend.LLGUIDANCE, text=f"of {said}")
+        grammar = Grammar(backend=GrammarBackend.LLGUIDANCE, text=grammar_of(said))
         return Planned(job_id=job.job_id, grammar=grammar, compile_ns=1_000_000)
 
 

@@ -16,7 +16,13 @@ from antiphon_server.constraints.check_messages import CheckerStart, WorkerLimit
 from antiphon_server.constraints.checker import CheckerLimits, ConstraintChecker
 from antiphon_server.constraints.checker_link import CheckerLink
 from antiphon_server.constraints.request import CheckedConstraint, ConstraintKind, ConstraintRequest
-from support.fake_checker import fake_checker_command, fork_fake_checker, noted_jobs, noted_loads
+from support.fake_checker import (
+    fake_checker_command,
+    fork_fake_checker,
+    grammar_of,
+    noted_jobs,
+    noted_loads,
+)
 
 PATH = "config.constraint"
 LIMITS = WorkerLimits(cpu_s=0.3, memory_bytes=256 << 20)
@@ -123,7 +129,7 @@ async def test_a_constraint_is_looked_into_once(tmp_path: Path) -> None:
         first = await bench.check("good")
         again = await bench.check("good")
 
-        assert first.grammar.text == "of good"
+        assert first.grammar.text == grammar_of("good")
         assert (again, bench.texts) == (first, ["good"])
 
 
@@ -142,7 +148,7 @@ async def test_one_who_leaves_does_not_take_the_check_from_the_others(tmp_path: 
         await asyncio.sleep(0)
         leaving.cancel()
 
-        assert (await staying).grammar.text == "of sleep 0.1"
+        assert (await staying).grammar.text == grammar_of("sleep 0.1")
         assert bench.texts == ["sleep 0.1"]
 
 
@@ -166,7 +172,7 @@ async def test_a_check_that_takes_too_long_is_ended_and_may_be_tried_again(tmp_p
         assert error.reason is ErrorReason.CONSTRAINT_TOO_COMPLEX
         assert error.metadata["limit_ms"] == "300"
         assert bench.texts == ["spin", "spin"]
-        assert (await bench.check("good")).grammar.text == "of good"
+        assert (await bench.check("good")).grammar.text == grammar_of("good")
 
 
 async def test_a_check_that_hangs_without_working_is_ended_too(tmp_path: Path) -> None:
@@ -184,7 +190,7 @@ async def test_a_check_that_breaks_its_worker_fails_alone(tmp_path: Path, word: 
 
         assert broken.reason is ErrorReason.CONSTRAINT_TOO_COMPLEX
         assert broken.metadata["limit_bytes"] == str(LIMITS.memory_bytes)
-        assert other.grammar.text == "of sleep 0.1"
+        assert other.grammar.text == grammar_of("sleep 0.1")
         assert bench.texts.count(word) == 1
 
 
@@ -201,9 +207,10 @@ async def test_a_worker_that_was_killed_from_outside_gives_its_job_to_another(
     tmp_path: Path,
 ) -> None:
     async with checking(tmp_path) as bench:
-        found = await bench.check(f"once {tmp_path / 'mark'}")
+        said = f"once {tmp_path / 'mark'}"
+        found = await bench.check(said)
 
-        assert found.grammar.text.startswith("of once")
+        assert found.grammar.text == grammar_of(said)
         assert len(bench.texts) == 2
 
 
@@ -218,7 +225,7 @@ async def test_a_process_that_was_killed_is_started_again_for_those_who_wait(
         assert first_id is not None
         os.kill(first_id, signal.SIGKILL)
 
-        assert (await waiting).grammar.text == "of sleep 0.2"
+        assert (await waiting).grammar.text == grammar_of("sleep 0.2")
         assert bench.link.process_id != first_id
 
 
@@ -254,7 +261,7 @@ async def test_beyond_the_bound_checks_are_refused_for_now_or_wait(tmp_path: Pat
 
         assert error.reason is ErrorReason.OVERLOADED
         assert error.retry_delay_s
-        assert waited.grammar.text == "of other"
+        assert waited.grammar.text == grammar_of("other")
         await asyncio.gather(*running)
 
 
