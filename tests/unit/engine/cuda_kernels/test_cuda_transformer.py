@@ -1,4 +1,5 @@
 import json
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,7 +48,7 @@ FAMILIES = {
 }
 
 
-class Harness:
+class Harness(ABC):
     """A model with a cache of its own, and the text of every slot."""
 
     def __init__(
@@ -94,9 +95,9 @@ class Harness:
         last = torch.tensor(counts, device=self.device).cumsum(0) - 1
         return self.logits(self.batch(slots, contexts, counts), last).clone()
 
+    @abstractmethod
     def logits(self, batch: StepBatch, places: Tensor) -> Tensor:
         """Returns the logits behind some of the tokens."""
-        raise NotImplementedError
 
 
 class Reference(Harness):
